@@ -1,0 +1,168 @@
+"""The command line every stage has: settings to flags, prompts to text or JSON. Knows no stage.
+
+Standard output carries answers and nothing else; what is said about the run goes to standard error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+import time
+import types
+import typing
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from typing import Any, NoReturn
+
+from minisgl.core.config import Config, ConfigT, flag, make_config
+from minisgl.core.outputs import Chunk, Completion
+from minisgl.core.sampling_params import SamplingParams
+
+if typing.TYPE_CHECKING:
+    from minisgl.core.llm import BaseLLM
+
+SAMPLING_FLAGS: tuple[tuple[str, type, str], ...] = (
+    ("temperature", float, "0 is greedy"),
+    ("top_k", int, "sample among the k most likely; -1 for all"),
+    ("top_p", float, "sample among the most likely that make up this probability"),
+    ("min_p", float, "drop tokens below this share of the most likely one's probability"),
+    ("seed", int, "makes the answer repeatable"),
+)
+
+
+def main(llm_class: Callable[[], type[BaseLLM]], config_class: type[Config], argv: Sequence[str] | None = None) -> int:
+    """`python -m minisgl.stageN`. llm_class is called once the arguments are known to be good: it may import torch."""
+    parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    add_config_arguments(parser, config_class)
+    add_prompt_arguments(parser)
+    args = parser.parse_args(argv)
+    try:
+        options = config_options(config_class, args)
+        make_config(config_class, options)
+        params = sampling_params(args)
+        if not args.prompt:
+            raise ValueError("give at least one --prompt")
+    except ValueError as error:
+        parser.error(str(error))
+    return run_prompts(llm_class, options, args, params)
+
+
+def add_config_arguments(parser: argparse.ArgumentParser, config_class: type[Config]) -> None:
+    """One flag a setting, with its help, type and choices. `--seed` is the requests' (see SAMPLING_FLAGS)."""
+    hints = typing.get_type_hints(config_class)
+    for field in dataclasses.fields(config_class):
+        kind = _plain_type(hints[field.name])
+        if field.name == "seed":
+            continue
+        group: dict[str, Any] = {"default": field.default, "help": field.metadata["help"], "dest": field.name}
+        if kind is bool:
+            parser.add_argument(flag(field.name), action="store_true", **group)
+        else:
+            choices, metavar = field.metadata["choices"], field.metadata["metavar"]
+            parser.add_argument(flag(field.name), type=kind, choices=choices, metavar=metavar, **group)
+
+
+def add_prompt_arguments(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("prompts")
+    group.add_argument("--prompt", action="append", help="text to go on from; may be given several times")
+    group.add_argument("--chat", action="store_true", help="wrap each prompt in the model's chat template")
+    group.add_argument("--max-tokens", type=int, default=128, help="longest answer")
+    group.add_argument("--output", choices=("text", "json"), default="text", help="json: one object a line")
+    group.add_argument("--ignore-eos", action="store_true", help="go on past the end-of-sequence token")
+    defaults = SamplingParams()
+    for name, kind, help_text in SAMPLING_FLAGS:
+        group.add_argument(flag(name), type=kind, default=getattr(defaults, name), help=help_text)
+
+
+def config_options(config_class: type[ConfigT], args: argparse.Namespace) -> dict[str, Any]:
+    names = [field.name for field in dataclasses.fields(config_class) if field.name != "seed"]
+    return {name: getattr(args, name) for name in names}
+
+
+def sampling_params(args: argparse.Namespace) -> SamplingParams:
+    names = [field.name for field in dataclasses.fields(SamplingParams)]
+    return SamplingParams(**{name: getattr(args, name) for name in names})
+
+
+def run_prompts(
+    llm_class: Callable[[], type[BaseLLM]], options: dict[str, Any], args: argparse.Namespace, params: SamplingParams
+) -> int:
+    """Answer the prompts. Returns the exit status: 2 for what the user can mend, 130 for Ctrl-C."""
+    try:
+        with llm_class()(**options) as llm:
+            prompts = [_encode(llm, prompt, args.chat) for prompt in args.prompt]
+            show_json(llm, prompts, params) if args.output == "json" else show_text(llm, prompts, params)
+    except ValueError as error:
+        fail(str(error))
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _encode(llm: BaseLLM, prompt: str, chat: bool) -> list[int]:
+    if chat:
+        return llm.tokenizer.encode_chat([{"role": "user", "content": prompt}])
+    return llm.tokenizer.encode(prompt)
+
+
+def show_json(llm: BaseLLM, prompts: list[list[int]], params: SamplingParams) -> None:
+    """One object a prompt, one a line, and nothing else on standard output."""
+    for completion in llm.generate(prompts, params):
+        print(json.dumps(completion_dict(completion), ensure_ascii=False), flush=True)
+
+
+def completion_dict(completion: Completion) -> dict[str, Any]:
+    return dataclasses.asdict(completion)
+
+
+def show_text(llm: BaseLLM, prompts: list[list[int]], params: SamplingParams) -> None:
+    """One prompt streams; of several, the first unfinished one streams and the others wait their turn."""
+    start = time.perf_counter()
+    first, tokens = 0.0, 0
+    shown = _Ordered(len(prompts))
+    with closing(llm.stream(prompts, params)) as chunks:
+        for chunk in chunks:
+            first = first or time.perf_counter()
+            tokens += len(chunk.token_ids)
+            shown.add(chunk)
+    seconds = time.perf_counter() - start
+    facts = [f"{tokens} tokens", f"{tokens / seconds:.1f} tokens/s", f"TTFT {(first - start) * 1000:.0f} ms"]
+    facts += [f"{name.replace('_', ' ')} {value}" for name, value in llm.stats().items()]
+    print(f"[{' · '.join(facts)}]", file=sys.stderr)
+
+
+class _Ordered:
+    """Prints interleaved chunks as whole answers in the order of the prompts."""
+
+    def __init__(self, count: int) -> None:
+        self.texts = [""] * count
+        self.done = [False] * count
+        self.current = 0
+
+    def add(self, chunk: Chunk) -> None:
+        self.texts[chunk.index] += chunk.text
+        self.done[chunk.index] = chunk.finish_reason is not None
+        while self.current < len(self.texts):
+            sys.stdout.write(self.texts[self.current])
+            self.texts[self.current] = ""
+            if not self.done[self.current]:
+                break
+            sys.stdout.write("\n")
+            self.current += 1
+        sys.stdout.flush()
+
+
+def fail(message: str) -> NoReturn:
+    """One line on standard error, exit status 2."""
+    print(f"error: {message}", file=sys.stderr)
+    raise SystemExit(2)
+
+
+def _plain_type(hint: Any) -> type:
+    """int | None -> int."""
+    if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
+        return next(kind for kind in typing.get_args(hint) if kind is not type(None))
+    return typing.cast(type, hint)

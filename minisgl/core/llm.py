@@ -1,0 +1,199 @@
+"""The face every stage shows its user: prompts in, text out. Knows nothing of how tokens are made.
+
+A stage's `LLM` adds two methods: `_start`, which builds its parts, and `_run`, which is its loop.
+"""
+
+from __future__ import annotations
+
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Generator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Any, ClassVar
+
+from minisgl.core.config import Config, make_config
+from minisgl.core.detokenizer import IncrementalDetokenizer
+from minisgl.core.outputs import Chunk, Completion, FinishReason, TokenOutput
+from minisgl.core.sampling_params import MAX_SEED, SamplingParams
+from minisgl.core.tokenizer import Tokenizer
+from minisgl.core.trace import Tracer, merge
+from minisgl.models.config import ModelConfig
+from minisgl.models.resolve import resolve_model
+
+Prompts = str | Sequence[str] | Sequence[Sequence[int]]
+
+
+@dataclass(frozen=True)
+class Request:
+    """A prompt, validated and encoded, with a seed of its own."""
+
+    uid: int
+    prompt_ids: list[int]
+    sampling_params: SamplingParams
+
+
+class BaseLLM(ABC):
+    """`with LLM("smollm2-135m") as llm: llm.generate("Hello")`. One `generate` or `stream` at a time."""
+
+    config_class: ClassVar[type[Config]] = Config
+
+    def __init__(self, model: str = "smollm2-135m", **options: Any) -> None:
+        self.config = make_config(self.config_class, {"model": model, **options})
+        self.folder = resolve_model(model)
+        self.model_config = ModelConfig.from_folder(self.folder)
+        self.max_seq_len = check_max_seq_len(self.config, self.model_config)
+        self.tokenizer = Tokenizer.from_folder(self.folder)
+        self.tracer = Tracer(self.config.trace)
+        self._seeds = random.Random(self.config.seed)
+        self._next_uid = 0
+        self._open: Generator[TokenOutput, None, None] | None = None
+        self._closed = False
+        try:
+            self._start()
+        except BaseException:
+            self.close()
+            raise
+
+    @abstractmethod
+    def _start(self) -> None:
+        """Build the parts of this stage. `_stop` is called after it, also when it raised."""
+
+    @abstractmethod
+    def _run(self, requests: list[Request]) -> Generator[TokenOutput, None, None]:
+        """The loop of this stage. Closing the generator aborts what is unfinished and frees all it holds."""
+
+    def _stop(self) -> None:
+        """Undo `_start`, however far it came."""
+
+    def stats(self) -> dict[str, int]:
+        """Counters a stage wants shown after a run: pages, hits."""
+        return {}
+
+    def generate(
+        self, prompts: Prompts, sampling_params: SamplingParams | Sequence[SamplingParams] | None = None
+    ) -> list[Completion]:
+        """Completions in the order of the prompts. Raises ValueError before anything runs if one is invalid."""
+        requests = self._requests(prompts, sampling_params)
+        token_ids: list[list[int]] = [[] for _ in requests]
+        last: list[TokenOutput | None] = [None for _ in requests]
+        with closing(self._exclusive(requests)) as outputs:
+            for output in outputs:
+                index = output.uid - requests[0].uid
+                token_ids[index].append(output.token_id)
+                last[index] = output
+        return [self._completion(*parts) for parts in zip(requests, token_ids, last, strict=True)]
+
+    def stream(
+        self, prompts: Prompts, sampling_params: SamplingParams | Sequence[SamplingParams] | None = None
+    ) -> Generator[Chunk, None, None]:
+        """Chunks as they are made, those of several prompts interleaved. Closing the iterator aborts the rest."""
+        return self._stream(self._requests(prompts, sampling_params))
+
+    def close(self) -> None:
+        """Free everything. May be called twice."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._open is not None:
+            self._open.close()
+        self._stop()
+        self.tracer.close()
+        if self.config.trace is not None:
+            merge(self.config.trace)
+
+    def __enter__(self) -> BaseLLM:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def _stream(self, requests: list[Request]) -> Generator[Chunk, None, None]:
+        texts = [IncrementalDetokenizer(self.tokenizer) for _ in requests]
+        with closing(self._exclusive(requests)) as outputs:
+            for output in outputs:
+                index = output.uid - requests[0].uid
+                text = self._text_of(texts[index], output)
+                yield Chunk(index, text, [output.token_id], output.finish_reason)
+
+    def _text_of(self, text: IncrementalDetokenizer, output: TokenOutput) -> str:
+        piece = text.add(output.token_id) if output.finish_reason != "stop" else ""
+        return piece + text.finish() if output.finish_reason else piece
+
+    def _exclusive(self, requests: list[Request]) -> Generator[TokenOutput, None, None]:
+        """`_run`, but only one at a time."""
+        if self._closed:
+            raise RuntimeError("this LLM is closed")
+        if self._open is not None:
+            raise RuntimeError("a generate or stream of this LLM is still open: finish or close it first")
+        self._open = self._run(requests)
+        try:
+            yield from self._open
+        finally:
+            self._open.close()
+            self._open = None
+
+    def _completion(self, request: Request, token_ids: list[int], last: TokenOutput | None) -> Completion:
+        if last is None or last.finish_reason is None:
+            raise RuntimeError(f"request {request.uid} ended without its last token: this is a bug in the stage")
+        shown = token_ids[:-1] if last.finish_reason == "stop" else token_ids
+        reason: FinishReason = last.finish_reason
+        text = self.tokenizer.decode(shown)
+        return Completion(text, token_ids, reason, len(request.prompt_ids), last.cached_tokens)
+
+    def _requests(
+        self, prompts: Prompts, sampling_params: SamplingParams | Sequence[SamplingParams] | None
+    ) -> list[Request]:
+        many: Sequence[str] | Sequence[Sequence[int]] = [prompts] if isinstance(prompts, str) else prompts
+        if sampling_params is None or isinstance(sampling_params, SamplingParams):
+            params = [sampling_params or SamplingParams()] * len(many)
+        else:
+            params = list(sampling_params)
+        if len(params) != len(many):
+            raise ValueError(f"{len(params)} sampling_params for {len(many)} prompts: give one, or one for each")
+        checked = [self._check(prompt, param) for prompt, param in zip(many, params, strict=True)]
+        first, self._next_uid = self._next_uid, self._next_uid + len(checked)
+        return [Request(first + i, ids, self._with_seed(param)) for i, (ids, param) in enumerate(checked)]
+
+    def _check(self, prompt: str | Sequence[int], params: SamplingParams) -> tuple[list[int], SamplingParams]:
+        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        check_prompt(ids, params, self.model_config.vocab_size, self.max_seq_len)
+        return ids, params
+
+    def _with_seed(self, params: SamplingParams) -> SamplingParams:
+        if params.is_greedy or params.seed is not None:
+            return params
+        return replace(params, seed=self._seeds.randint(0, MAX_SEED))
+
+
+def check_max_seq_len(config: Config, model_config: ModelConfig) -> int:
+    """The longest sequence in tokens. Raises ValueError when the model cannot be asked for as much."""
+    limit = model_config.max_position
+    wanted = limit if config.max_seq_len is None else config.max_seq_len
+    if wanted > limit:
+        raise ValueError(f"--max-seq-len {wanted} is more than the {limit} positions of this model")
+    return wanted
+
+
+def check_prompt(ids: Sequence[int], params: SamplingParams, vocab_size: int, max_seq_len: int) -> None:
+    """Raises ValueError when the request could not be served: empty, ids out of range, or too long."""
+    if not ids:
+        raise ValueError("the prompt is empty: give at least one token")
+    for token_id in ids:
+        if isinstance(token_id, bool) or not isinstance(token_id, int) or not 0 <= token_id < vocab_size:
+            raise ValueError(f"token id {token_id!r:.80} is not an integer from 0 to {vocab_size - 1}")
+    if len(ids) + params.max_tokens > max_seq_len:
+        raise ValueError(
+            f"{len(ids)} prompt tokens and max_tokens {params.max_tokens} make {len(ids) + params.max_tokens}, over the "
+            f"limit of {max_seq_len}: shorten the prompt, lower max_tokens, or raise --max-seq-len"
+        )
+
+
+def finish_reason(token_id: int, more_allowed: bool, params: SamplingParams, eos_ids: frozenset[int]) -> FinishReason | None:
+    """Why a request ends with this token, or None."""
+    if token_id in eos_ids and not params.ignore_eos:
+        return "stop"
+    return None if more_allowed else "length"
+
+

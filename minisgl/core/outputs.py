@@ -1,0 +1,36 @@
+"""What comes out of an LLM: tokens as they are made, and the answers put together from them. No torch here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+FinishReason = Literal["stop", "length", "abort"]
+
+
+class TokenOutput(NamedTuple):
+    """One token of one request, as a scheduler reports it."""
+
+    uid: int
+    token_id: int
+    finish_reason: FinishReason | None  # None: more will come
+    cached_tokens: int  # prompt tokens that were found in the prefix cache
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A piece of an answer. `text` may be empty: a character can take several tokens."""
+
+    index: int  # of the prompt
+    text: str
+    token_ids: list[int]
+    finish_reason: FinishReason | None
+
+
+@dataclass(frozen=True)
+class Completion:
+    text: str  # without the end-of-sequence token
+    token_ids: list[int]  # with it
+    finish_reason: FinishReason
+    prompt_tokens: int
+    cached_tokens: int

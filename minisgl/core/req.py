@@ -1,0 +1,106 @@
+"""One request as the scheduler and the engine see it: its tokens, its row, and three lengths. No policy.
+
+    0 ........ cached_len ........ device_len ........ max_device_len
+    |  KV is there  |  computed next  |  may still be generated  |
+
+`device_len` counts a token whose value may still be on the device only: it runs ahead of `input_ids`, the
+tokens the host knows, by at most one step. From mini-sglang's `Req`, whose names these are.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from minisgl.core.sampling_params import SamplingParams
+
+
+class Req:
+    """A request with all of its prompt in the current or an earlier batch: its next token is wanted."""
+
+    def __init__(
+        self,
+        uid: int,
+        prompt_ids: Tensor,
+        sampling_params: SamplingParams,
+        table_idx: int,
+        cached_len: int = 0,
+        cache_handle: Any = None,
+    ) -> None:
+        """prompt_ids: CPU int32 [prompt_len]. table_idx: its row in the page table and the token pool.
+        cached_len: prompt tokens whose KV is already in the row. cache_handle: what the prefix cache gave."""
+        self.uid = uid
+        self.sampling_params = sampling_params
+        self.table_idx = table_idx
+        self.cache_handle = cache_handle
+        self.prompt_len = len(prompt_ids)
+        self.max_device_len = self.prompt_len + sampling_params.max_tokens
+        self.cached_len = cached_len
+        self.device_len = self.prompt_len
+        self.cached_tokens = cached_len  # of the prompt, when the request was admitted: what usage reports
+        self.finish_reason: str | None = None
+        self.in_flight = 0  # batches launched and not yet committed: rows and pages are freed only at 0
+        self._ids = torch.empty(self.max_device_len, dtype=torch.int32)
+        self._ids[: self.prompt_len] = prompt_ids
+        self._num_ids = self.prompt_len
+
+    @property
+    def input_ids(self) -> Tensor:
+        """Tokens the host knows, prompt and output: int32 [n], a view."""
+        return self._ids[: self._num_ids]
+
+    @property
+    def output_len(self) -> int:
+        return self._num_ids - self.prompt_len
+
+    @property
+    def extend_len(self) -> int:
+        """Tokens the next forward computes."""
+        return self.device_len - self.cached_len
+
+    @property
+    def remain_len(self) -> int:
+        return self.max_device_len - self.device_len
+
+    @property
+    def can_decode(self) -> bool:
+        return self.remain_len > 0
+
+    @property
+    def committed_len(self) -> int:
+        """Tokens whose KV is known to be complete: all the host knows but the last one sampled."""
+        return self._num_ids - 1 if self.output_len else min(self.cached_len, self.prompt_len)
+
+    def complete_one(self) -> None:
+        """The batch is launched: what it computes is cached, and one more token exists on the device."""
+        self.cached_len = self.device_len
+        self.device_len += 1
+
+    def append_host(self, token_id: int) -> None:
+        """The sampled token has reached the host."""
+        self._ids[self._num_ids] = token_id
+        self._num_ids += 1
+
+    def __repr__(self) -> str:
+        lengths = f"cached={self.cached_len} device={self.device_len} max={self.max_device_len}"
+        return f"{type(self).__name__}(uid={self.uid} row={self.table_idx} {lengths})"
+
+
+class ChunkedReq(Req):
+    """A prompt's chunk that is not its last: it is computed, but no token may be sampled from it."""
+
+    def __init__(self, *args: Any, chunk_end: int, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.device_len = chunk_end
+
+    @property
+    def can_decode(self) -> bool:
+        return False
+
+    def complete_one(self) -> None:
+        self.cached_len = self.device_len
+
+    def append_host(self, token_id: int) -> None:
+        raise RuntimeError(f"{self!r} is a chunk: nothing is sampled from it")
