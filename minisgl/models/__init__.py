@@ -1,0 +1,1 @@
+"""The models: their files (`builtin`, `resolve`) and their arithmetic. Importing this package loads no torch."""
