@@ -133,6 +133,7 @@ def _tokenizer_config(reader: GGUFReader) -> dict[str, Any]:
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": _field(reader, Keys.LLM.CONTEXT_LENGTH.format(arch="llama")),
         "clean_up_tokenization_spaces": False,
+        "model_input_names": ["input_ids", "attention_mask"],  # transformers 4 adds token types, Llama rejects them
         "bos_token": tokens[_field(reader, Keys.Tokenizer.BOS_ID)],
         "eos_token": tokens[_field(reader, Keys.Tokenizer.EOS_ID)],
         "pad_token": tokens[_field(reader, Keys.Tokenizer.PAD_ID)],
