@@ -12,7 +12,7 @@ import sys
 import time
 import types
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from typing import Any, NoReturn
 
@@ -32,15 +32,15 @@ SAMPLING_FLAGS: tuple[tuple[str, type, str], ...] = (
 )
 
 
-def main(llm_class: Callable[[], type[BaseLLM]], config_class: type[Config], argv: Sequence[str] | None = None) -> int:
-    """`python -m minisgl.stageN`. llm_class is called once the arguments are known to be good: it may import torch."""
+def main(llm_class: type[BaseLLM], argv: Sequence[str] | None = None) -> int:
+    """`python -m minisgl.stageN`. Returns the exit status."""
     parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    add_config_arguments(parser, config_class)
+    add_config_arguments(parser, llm_class.config_class)
     add_prompt_arguments(parser)
     args = parser.parse_args(argv)
     try:
-        options = config_options(config_class, args)
-        make_config(config_class, options)
+        options = config_options(llm_class.config_class, args)
+        make_config(llm_class.config_class, options)
         params = sampling_params(args)
         if not args.prompt:
             raise ValueError("give at least one --prompt")
@@ -87,11 +87,11 @@ def sampling_params(args: argparse.Namespace) -> SamplingParams:
 
 
 def run_prompts(
-    llm_class: Callable[[], type[BaseLLM]], options: dict[str, Any], args: argparse.Namespace, params: SamplingParams
+    llm_class: type[BaseLLM], options: dict[str, Any], args: argparse.Namespace, params: SamplingParams
 ) -> int:
     """Answer the prompts. Returns the exit status: 2 for what the user can mend, 130 for Ctrl-C."""
     try:
-        with llm_class()(**options) as llm:
+        with llm_class(**options) as llm:
             prompts = [_encode(llm, prompt, args.chat) for prompt in args.prompt]
             show_json(llm, prompts, params) if args.output == "json" else show_text(llm, prompts, params)
     except ValueError as error:

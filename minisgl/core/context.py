@@ -13,6 +13,7 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from minisgl.core.protocols import AttentionBackend, KVCache
+    from minisgl.layers.rotary import Rotation
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,3 +26,4 @@ class Context:
     kv_cache: KVCache | None = None  # None: nothing is cached (stage 1)
     page_table: Tensor | None = None  # int32 [rows + 1, width] of token slots
     out_loc: Tensor | None = None  # int32 [tokens]: slots to write
+    rotary: Rotation | None = None  # of these positions: the model adds it, for all its layers

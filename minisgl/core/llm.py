@@ -81,7 +81,7 @@ class BaseLLM(ABC):
         with closing(self._exclusive(requests)) as outputs:
             for output in outputs:
                 index = output.uid - requests[0].uid
-                token_ids[index].append(output.token_id)
+                token_ids[index] += [] if output.token_id is None else [output.token_id]
                 last[index] = output
         return [self._completion(*parts) for parts in zip(requests, token_ids, last, strict=True)]
 
@@ -115,10 +115,13 @@ class BaseLLM(ABC):
             for output in outputs:
                 index = output.uid - requests[0].uid
                 text = self._text_of(texts[index], output)
-                yield Chunk(index, text, [output.token_id], output.finish_reason)
+                ids = [] if output.token_id is None else [output.token_id]
+                yield Chunk(index, text, ids, output.finish_reason)
 
     def _text_of(self, text: IncrementalDetokenizer, output: TokenOutput) -> str:
-        piece = text.add(output.token_id) if output.finish_reason != "stop" else ""
+        """An end-of-sequence token is in the ids and not in the text."""
+        shown = output.token_id is not None and output.finish_reason != "stop"
+        piece = text.add(output.token_id) if shown else ""
         return piece + text.finish() if output.finish_reason else piece
 
     def _exclusive(self, requests: list[Request]) -> Generator[TokenOutput, None, None]:
@@ -188,12 +191,3 @@ def check_prompt(ids: Sequence[int], params: SamplingParams, vocab_size: int, ma
             f"{len(ids)} prompt tokens and max_tokens {params.max_tokens} make {len(ids) + params.max_tokens}, over the "
             f"limit of {max_seq_len}: shorten the prompt, lower max_tokens, or raise --max-seq-len"
         )
-
-
-def finish_reason(token_id: int, more_allowed: bool, params: SamplingParams, eos_ids: frozenset[int]) -> FinishReason | None:
-    """Why a request ends with this token, or None."""
-    if token_id in eos_ids and not params.ignore_eos:
-        return "stop"
-    return None if more_allowed else "length"
-
-

@@ -12,7 +12,7 @@ class TokenOutput(NamedTuple):
     """One token of one request, as a scheduler reports it."""
 
     uid: int
-    token_id: int
+    token_id: int | None  # None: the request ended without one (aborted)
     finish_reason: FinishReason | None  # None: more will come
     cached_tokens: int  # prompt tokens that were found in the prefix cache
 

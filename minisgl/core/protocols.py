@@ -50,6 +50,9 @@ class Communicator(Protocol):
     def all_gather(self, x: Tensor, sizes: list[int]) -> Tensor:
         """x: [rows, sizes[rank]] on each rank. Returns [rows, sum(sizes)], the same on all."""
 
+    def minimum(self, value: int) -> int:
+        """The least of what the ranks gave: memory is sized from the rank that has least."""
+
 
 class NoCommunicator:
     """One rank alone: nothing to reduce, nothing to gather."""
@@ -62,6 +65,9 @@ class NoCommunicator:
 
     def all_gather(self, x: Tensor, sizes: list[int]) -> Tensor:
         return x
+
+    def minimum(self, value: int) -> int:
+        return value
 
 
 class CacheHandle(Protocol):

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from minisgl.core.outputs import FinishReason
 from minisgl.core.sampling_params import SamplingParams
 
 
@@ -40,7 +41,7 @@ class Req:
         self.cached_len = cached_len
         self.device_len = self.prompt_len
         self.cached_tokens = cached_len  # of the prompt, when the request was admitted: what usage reports
-        self.finish_reason: str | None = None
+        self.finish_reason: FinishReason | None = None
         self.in_flight = 0  # batches launched and not yet committed: rows and pages are freed only at 0
         self._ids = torch.empty(self.max_device_len, dtype=torch.int32)
         self._ids[: self.prompt_len] = prompt_ids
@@ -78,10 +79,17 @@ class Req:
         self.cached_len = self.device_len
         self.device_len += 1
 
-    def append_host(self, token_id: int) -> None:
-        """The sampled token has reached the host."""
+    def append_host(self, token_id: int, eos_ids: frozenset[int]) -> None:
+        """The sampled token has reached the host: note it, and whether it is the last (finish_reason).
+
+        The host's own count decides: device_len may be a step ahead.
+        """
         self._ids[self._num_ids] = token_id
         self._num_ids += 1
+        if token_id in eos_ids and not self.sampling_params.ignore_eos:
+            self.finish_reason = "stop"
+        elif self.output_len == self.sampling_params.max_tokens:
+            self.finish_reason = "length"
 
     def __repr__(self) -> str:
         lengths = f"cached={self.cached_len} device={self.device_len} max={self.max_device_len}"
@@ -102,5 +110,5 @@ class ChunkedReq(Req):
     def complete_one(self) -> None:
         self.cached_len = self.device_len
 
-    def append_host(self, token_id: int) -> None:
+    def append_host(self, token_id: int, eos_ids: frozenset[int]) -> None:
         raise RuntimeError(f"{self!r} is a chunk: nothing is sampled from it")

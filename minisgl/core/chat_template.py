@@ -1,0 +1,120 @@
+"""Renders a conversation with the model's own Jinja template. Knows nothing of tokens; no template comes from a request.
+
+The environment is that of `transformers.utils.chat_template_utils`, for which the templates of the hub are written.
+A template is somebody else's program: it runs in Jinja's immutable sandbox, and what it writes is bounded.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, NoReturn
+
+import jinja2
+import jinja2.ext
+from jinja2 import nodes
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+MAX_RENDERED_CHARS = 2**24  # above the text of any context window, below what would exhaust memory
+MAX_MESSAGE_CHARS = 300
+
+
+class ChatTemplateError(ValueError):
+    """The model has no chat template, or its template refused or failed on these messages."""
+
+
+class ChatTemplate:
+    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+        """special_tokens: "bos_token" and its like with their text, which templates use as variables.
+        Raises ChatTemplateError when the source is no Jinja."""
+        self._special_tokens = dict(special_tokens)
+        try:
+            self._template = _environment().from_string(source)
+        except jinja2.TemplateError as error:
+            raise ChatTemplateError(f"the model's chat template is not valid Jinja: {_short(error)}") from error
+
+    def render(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool, **kwargs: Any) -> str:
+        """The text the model continues. messages and kwargs: JSON values. A field that is None counts as absent,
+        since many templates would print it. Raises ChatTemplateError."""
+        if not messages:
+            raise ChatTemplateError("there are no messages: give at least one")
+        present = [{key: value for key, value in message.items() if value is not None} for message in messages]
+        known = {"messages": present, "add_generation_prompt": add_generation_prompt, **self._special_tokens}
+        for name in kwargs.keys() & known.keys():
+            raise ChatTemplateError(f"{name} cannot be set as a variable of the chat template: the server sets it")
+        return self._render({"tools": None, "documents": None, **kwargs, **known})
+
+    def _render(self, variables: dict[str, Any]) -> str:
+        pieces, size = [], 0
+        try:
+            for piece in self._template.generate(variables):
+                pieces.append(piece)
+                size += len(piece)
+                if size > MAX_RENDERED_CHARS:
+                    break
+        except Exception as error:  # whatever a template can do wrong: it is code we did not write
+            raise ChatTemplateError(f"the model's chat template refused these messages: {_short(error)}") from error
+        if size > MAX_RENDERED_CHARS:
+            raise ChatTemplateError(
+                f"the chat template wrote over {MAX_RENDERED_CHARS} characters: shorten the messages"
+            )
+        return "".join(pieces)
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _GenerationBlock]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["namespace"] = _Namespace
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    return environment
+
+
+class _GenerationBlock(jinja2.ext.Extension):
+    """`{% generation %}` marks the assistant's words for training. Here only its contents matter."""
+
+    tags = {"generation"}  # noqa: RUF012 (as Jinja declares it)
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body, lineno=line)
+
+
+class _Namespace(jinja2.utils.Namespace):
+    """Refuses names that Python itself would look up on the object, and call outside the sandbox."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:  # no `self`: a template may have a variable of that name
+        self, *rest = args
+        jinja2.utils.Namespace.__init__(self)
+        for name, value in dict(*rest, **kwargs).items():
+            self[name] = value
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        if name.startswith("_"):
+            raise jinja2.exceptions.SecurityError(f"a namespace cannot hold {name!r:.80}")
+        super().__setitem__(name, value)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Jinja's own filter escapes for HTML, and the model would read the escapes."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _short(error: Exception) -> str:
+    text = str(error) or type(error).__name__
+    return text if len(text) <= MAX_MESSAGE_CHARS else text[:MAX_MESSAGE_CHARS] + " …"

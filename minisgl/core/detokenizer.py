@@ -1,0 +1,61 @@
+"""Turns tokens into text as they come, never half a character. Knows nothing of requests or of when they end.
+
+A character can take several tokens (an emoji often takes three), and some decoders treat the first token of a text
+differently, so tokens cannot be decoded one by one. Decoding everything again for each token would be quadratic.
+So a window of the last tokens is decoded, and only the text beyond what was given out is new. Hugging Face's
+TextStreamer and vLLM do the same with offsets (the walk-through's 4.8.3).
+"""
+
+from __future__ import annotations
+
+from minisgl.core.tokenizer import Tokenizer
+
+UNFINISHED = "\ufffd"  # what decoders write for bytes that are not (yet) a character
+MAX_UNFINISHED = 3  # UTF-8 characters have at most four bytes, so at most three wait for the last
+KEEP_TOKENS = 16  # four characters of four byte tokens
+MAX_TOKENS = 32
+
+
+class IncrementalDetokenizer:
+    """One per answer. All pieces together are `tokenizer.decode` of all tokens."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._ids: list[int] = []  # the window
+        self._sent = 0  # characters of the window's text that were given out
+
+    def add(self, token_id: int) -> str:
+        """The text that this token makes certain: "" while its character is unfinished."""
+        if token_id in self._tokenizer.special_ids or token_id >= self._tokenizer.vocab_size:
+            return ""
+        self._ids.append(token_id)
+        text = self._tokenizer.decode(self._ids)
+        end = _finished_len(text)
+        piece = text[self._sent : end]
+        self._sent = max(self._sent, end)
+        if len(self._ids) > MAX_TOKENS:
+            self._shorten(text)
+        return piece
+
+    def finish(self) -> str:
+        """The rest, whatever it is: an answer can end within a character. Ends the use of this object."""
+        rest = self._tokenizer.decode(self._ids)[self._sent :]
+        self._ids, self._sent = [], 0
+        return rest
+
+    def _shorten(self, text: str) -> None:
+        """Forget the window's first tokens, unless that would cut a character or leave too little to wait for."""
+        kept = self._ids[-KEEP_TOKENS:]
+        kept_text = self._tokenizer.decode(kept)
+        if len(kept_text) > MAX_UNFINISHED and text.endswith(kept_text):
+            self._ids = kept
+            self._sent -= len(text) - len(kept_text)
+
+
+def _finished_len(text: str) -> int:
+    """Characters before the replacement characters at the end that a later token may still complete.
+
+    No more than MAX_UNFINISHED of them can: those before stand for bytes that were wrong for good.
+    """
+    waiting = len(text) - len(text.rstrip(UNFINISHED))
+    return len(text) - min(waiting, MAX_UNFINISHED)

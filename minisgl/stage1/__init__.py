@@ -1,0 +1,1 @@
+"""Stage 1: naive generate. Every new token recomputes the whole sequence."""

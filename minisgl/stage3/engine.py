@@ -1,0 +1,167 @@
+"""One device: a model, its memory, and a forward pass over a batch. Knows nothing of queues or policies."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from minisgl.attention import create_attention
+from minisgl.core.batch import Batch, ForwardOutput
+from minisgl.core.config import Config, option
+from minisgl.core.context import Context
+from minisgl.core.protocols import Communicator, NoCommunicator
+from minisgl.core.req import Req
+from minisgl.core.sampling_params import SamplingParams
+from minisgl.core.threads import set_threads
+from minisgl.kernel.device import device_tensor, free_memory, host_copy, pool_terms, resolve_device, resolve_dtype
+from minisgl.layers.shard import kv_head_range, q_head_range
+from minisgl.models.config import ModelConfig
+from minisgl.models.load import load_model
+from minisgl.sampling.args import BatchSamplingArgs
+from minisgl.sampling.sampler import Sampler
+from minisgl.stage3.page_pool import KVCachePool, page_bytes, pages_in_budget
+from minisgl.stage3.page_table import PageTable
+
+log = logging.getLogger("minisgl")
+
+
+@dataclass(frozen=True)
+class EngineConfig(Config):
+    page_size: int = option(16, "tokens a page", metavar="N")
+    num_pages: int | None = option(None, "pages in the pool; default: what memory allows", metavar="N")
+    memory_ratio: float = option(0.9, "share of the free GPU memory for model and pool", metavar="R")
+    max_running_requests: int = option(256, "requests in one batch at most", metavar="N")
+    attn: str = option("auto", "attention backend", ("auto", "torch"))
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.at_least("page_size", 1)
+        self.at_least("num_pages", 1)
+        self.at_least("max_running_requests", 1)
+        if not 0 < self.memory_ratio <= 1:
+            raise ValueError(f"--memory-ratio must be above 0 and at most 1, not {self.memory_ratio!r:.80}")
+
+
+class EngineStartError(RuntimeError):
+    """A step of the start failed for a reason that is not a setting's: its message names the step."""
+
+
+class Engine:
+    """Starts in six named steps; a later stage adds to a step by overriding the method that does it."""
+
+    def __init__(self, config: EngineConfig, folder: Path, model_config: ModelConfig, max_seq_len: int) -> None:
+        self.config, self.model_config, self.max_seq_len = config, model_config, max_seq_len
+        with _step("device"):
+            set_threads(config.threads)
+            self.device = self.choose_device()
+            self.dtype = resolve_dtype(config.dtype, self.device)
+        with _step("communication"):
+            self.comm = self.connect()
+            free_before = self.comm.minimum(free_memory(self.device))
+        with _step("weights"):
+            self.model = load_model(
+                folder, model_config, max_seq_len, self.device, self.dtype, config.dummy_weight, self.comm
+            )
+            self.sampler = Sampler(model_config.vocab_size, self.device)
+        with _step("KV cache pool"):
+            self.pool = self._make_pool(free_before)
+        with _step("page table"):
+            rows = config.max_running_requests
+            self.table = PageTable(rows, max_seq_len, config.page_size, self.pool.dummy_slot, self.device)
+            self.dummy_req = Req(-1, torch.zeros(1, dtype=torch.int32), SamplingParams(max_tokens=1), rows)
+            heads = [q_head_range(model_config, self.comm), kv_head_range(model_config, self.comm)]
+            self.attention = create_attention(config.attn, *map(len, heads), model_config.head_dim, config.page_size)
+        with _step("graphs"):
+            self.prepare_to_run()
+
+    def choose_device(self) -> torch.device:
+        return resolve_device(self.config.device)
+
+    def connect(self) -> Communicator:
+        """Step 2. One rank alone has nobody to reach."""
+        return NoCommunicator()
+
+    def prepare_to_run(self) -> None:
+        """Step 6. There is nothing to capture: every forward is launched layer by layer."""
+
+    def prepare(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Fill in what the model needs, once the page table holds the batch's slots. Returns (rows, positions),
+        int64 [tokens]: which token of which row each of the batch's tokens is."""
+        rows, positions = _token_indices(batch)
+        table_rows = device_tensor(rows, torch.int64, self.device)
+        batch.positions = device_tensor(positions, torch.int64, self.device)
+        batch.out_loc = self.table.device[table_rows, batch.positions]
+        batch.logits_rows = None
+        if batch.phase != "decode":
+            ends = torch.tensor([req.extend_len for req in batch.padded_reqs]).cumsum(0) - 1
+            batch.logits_rows = device_tensor(ends.tolist(), torch.int64, self.device)
+        batch.attn_metadata = self.attention.prepare_metadata(batch, self.table.device)
+        return table_rows, batch.positions
+
+    @torch.inference_mode()
+    def forward_batch(self, batch: Batch, args: BatchSamplingArgs) -> ForwardOutput:
+        """Launch the batch and the copy of its sampled tokens to the host; wait for neither."""
+        logits = self.run_model(batch)  # [padded_reqs, vocab]
+        next_tokens = self.sampler.sample(logits[: batch.size], args)  # [reqs]
+        next_tokens_host, copy_done = host_copy(next_tokens)
+        return ForwardOutput(next_tokens, next_tokens_host, copy_done)
+
+    def run_model(self, batch: Batch) -> Tensor:
+        """Logits of each request's last token: [padded_reqs, vocab]."""
+        return self.model(self.context(batch))
+
+    def context(self, batch: Batch) -> Context:
+        return Context(
+            input_ids=batch.input_ids,
+            positions=batch.positions,
+            logits_rows=batch.logits_rows,
+            attention=self.attention,
+            attn_metadata=batch.attn_metadata,
+            kv_cache=self.pool,
+            page_table=self.table.device,
+            out_loc=batch.out_loc,
+        )
+
+    def _make_pool(self, free_before: int) -> KVCachePool:
+        """Every rank makes as many pages as the one with least room for them."""
+        model, size = self.model_config, self.config.page_size
+        kv_heads = len(kv_head_range(model, self.comm))
+        each = page_bytes(model.num_layers, size, kv_heads, model.head_dim, self.dtype)
+        num_pages = self.config.num_pages
+        if num_pages is None:
+            model_bytes = sum(p.nbytes for p in self.model.parameters())
+            terms = pool_terms(self.device, self.config.memory_ratio, free_before, model_bytes)
+            num_pages = self.comm.minimum(pages_in_budget(*terms, each))
+        if num_pages < 1:
+            raise ValueError(f"no memory for a single page of {each} bytes: raise --memory-ratio or use a smaller model")
+        log.info("KV cache: %d pages of %d tokens, %.2f GiB", num_pages, size, (num_pages + 1) * each / 2**30)
+        return KVCachePool(model.num_layers, num_pages, size, kv_heads, model.head_dim, self.dtype, self.device)
+
+
+def _token_indices(batch: Batch) -> tuple[list[int], list[int]]:
+    rows: list[int] = []
+    positions: list[int] = []
+    for req in batch.padded_reqs:
+        rows += [req.table_idx] * req.extend_len
+        positions += range(req.cached_len, req.device_len)
+    return rows, positions
+
+
+@contextmanager
+def _step(name: str) -> Iterator[None]:
+    """One step of the start: its time goes to the log, and its name to the error it raises."""
+    start = time.perf_counter()
+    try:
+        yield
+    except ValueError:
+        raise  # what the user asked for: already one clear line
+    except Exception as error:
+        raise EngineStartError(f"the engine failed to start at step {name!r}: {error}") from error
+    log.info("engine start: %s %.2f s", name, time.perf_counter() - start)

@@ -1,0 +1,92 @@
+"""The memory all requests share, in pages, and who may write where. Knows nothing of requests or prefixes.
+
+The one layout: [K or V, layer, page, offset in page, head, head_dim]. A slot is page * page_size + offset, and
+holds one token's K (or V) of one layer. From PagedAttention (vLLM), which calls a page a block.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+class KVCachePool:
+    """num_pages usable pages, and one more: the dummy page takes every write that must go nowhere."""
+
+    def __init__(
+        self,
+        num_layers: int,
+        num_pages: int,
+        page_size: int,
+        num_kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        """num_kv_heads: those of this rank."""
+        self.page_size = page_size
+        self.num_pages = num_pages
+        self.dummy_slot = num_pages * page_size
+        # Zeros, because attention reads whole pages: garbage could be NaN, and 0 * NaN is not 0.
+        self._kv = torch.zeros(
+            (2, num_layers, num_pages + 1, page_size, num_kv_heads, head_dim), dtype=dtype, device=device
+        )
+
+    def k_cache(self, layer_id: int) -> Tensor:
+        """[slots, kv_heads, head_dim], a view."""
+        return self._kv[0, layer_id].flatten(0, 1)
+
+    def v_cache(self, layer_id: int) -> Tensor:
+        return self._kv[1, layer_id].flatten(0, 1)
+
+    def store(self, layer_id: int, k: Tensor, v: Tensor, out_loc: Tensor) -> None:
+        """Scatter k and v, [tokens, kv_heads, head_dim], to the slots out_loc, int32 [tokens]."""
+        self.k_cache(layer_id).index_copy_(0, out_loc, k)
+        self.v_cache(layer_id).index_copy_(0, out_loc, v)
+
+
+class PageAllocator:
+    """A stack of free pages, on the host. Both operations take and give many pages at once."""
+
+    def __init__(self, num_pages: int) -> None:
+        self.num_pages = num_pages
+        self._stack = torch.arange(num_pages - 1, -1, -1, dtype=torch.int32)  # page 0 on top
+        self._is_free = torch.ones(num_pages, dtype=torch.bool)
+        self.num_free = num_pages
+
+    def allocate(self, count: int) -> Tensor:
+        """int32 [count] pages, lowest on top first. Raises RuntimeError, and takes none, when there are too few."""
+        if count > self.num_free:
+            raise RuntimeError(f"{count} pages wanted and {self.num_free} of {self.num_pages} are free")
+        pages = self._stack[self.num_free - count : self.num_free].flip(0)
+        self.num_free -= count
+        self._is_free[pages] = False
+        return pages
+
+    def free(self, pages: Tensor) -> None:
+        """pages: int32 [n], on the host. Raises RuntimeError, and frees none, if one is free already or twice in it."""
+        if bool(self._is_free[pages].any()) or len(pages.unique()) != len(pages):
+            raise RuntimeError(f"pages freed twice: {pages.tolist()[:16]}")
+        self._is_free[pages] = True
+        self._stack[self.num_free : self.num_free + len(pages)] = pages
+        self.num_free += len(pages)
+
+    def check_integrity(self) -> None:
+        free = self._stack[: self.num_free]
+        if len(free.unique()) != self.num_free or int(self._is_free.sum()) != self.num_free:
+            raise AssertionError(f"the stack of {self.num_free} free pages and their marks disagree")
+
+
+def page_bytes(num_layers: int, page_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:
+    """What one page costs on this rank: K and V of page_size tokens in every layer."""
+    return 2 * num_layers * page_size * num_kv_heads * head_dim * dtype.itemsize
+
+
+def pages_in_budget(memory_ratio: float, free_before: int, model_bytes: int, bytes_per_page: int) -> int:
+    """How many usable pages fit (bytes throughout): memory_ratio of what was free before the model was loaded, less
+    the model, less the dummy page. What is left over is for activations. Can be negative: the caller refuses that.
+
+    The walk-through's 5.2: ratio 0.9, 78 GiB, a 16 GiB model and 128 KiB pages leave 442 thousand.
+    """
+    available = memory_ratio * free_before - model_bytes
+    return int(available // bytes_per_page) - 1

@@ -1,0 +1,84 @@
+"""Which slots hold the tokens of each row. Knows nothing of who owns a row, or how pages were found.
+
+An entry is a token's slot, not its page (the walk-through says both): kernels that want pages take every
+page_size-th entry and divide. The host keeps a copy, so that freeing a row never waits for the device.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from minisgl.core.req import Req
+from minisgl.core.sampling_params import SamplingParams
+
+
+class PageTable:
+    """Rows of width align_up(max_seq_len, page_size); the last row belongs to the dummy request."""
+
+    def __init__(
+        self, num_rows: int, max_seq_len: int, page_size: int, dummy_slot: int, device: torch.device
+    ) -> None:
+        self.page_size = page_size
+        self.dummy_row = num_rows
+        width = -(-max_seq_len // page_size) * page_size
+        self.host = torch.full((num_rows + 1, width), dummy_slot, dtype=torch.int32)
+        self.device = self.host.to(device)  # the same tensor when the device is the CPU
+
+    def pages_needed(self, req: Req) -> int:
+        """Pages the next forward of this request needs and its row does not have yet."""
+        return -(-req.device_len // self.page_size) - -(-req.cached_len // self.page_size)
+
+    def assign(self, reqs: list[Req], pages: Tensor) -> None:
+        """Give each request the pages it needs, in order. pages: int32 [sum of pages_needed], on the host."""
+        rows: list[int] = []
+        firsts: list[int] = []
+        for req in reqs:
+            first = -(-req.cached_len // self.page_size) * self.page_size
+            starts = range(first, req.device_len, self.page_size)
+            rows += [req.table_idx] * len(starts)
+            firsts += starts
+        if len(rows) != len(pages):
+            raise RuntimeError(f"{len(pages)} pages were given to requests that need {len(rows)}")
+        if rows:
+            columns = self._slots(torch.tensor(firsts), 1)  # [pages, page_size]
+            self._write(torch.tensor(rows)[:, None], columns, self._slots(pages, self.page_size))
+
+    def set_prefix(self, row: int, slots: Tensor) -> None:
+        """Begin the row with slots that already hold the KV of its first tokens. slots: int32 [n]."""
+        self.host[row, : len(slots)] = slots
+        if self.device is not self.host:
+            self.device[row, : len(slots)] = slots.to(self.device.device)
+
+    def slots(self, row: int, length: int) -> Tensor:
+        """The first `length` slots of a row: int32 [length], a copy on the host."""
+        return self.host[row, :length].clone()
+
+    def pages(self, row: int, start: int, end: int) -> Tensor:
+        """The pages that hold the tokens [start, end) of a row: int32, on the host. start is a page border."""
+        return self.host[row, start : end : self.page_size] // self.page_size
+
+    def _slots(self, firsts: Tensor, scale: int) -> Tensor:
+        """[n] -> [n, page_size]: firsts * scale, and the page_size - 1 numbers after each."""
+        return firsts[:, None] * scale + torch.arange(self.page_size)
+
+    def _write(self, rows: Tensor, columns: Tensor, slots: Tensor) -> None:
+        self.host[rows, columns] = slots.int()
+        if self.device is not self.host:
+            device = self.device.device
+            self.device[rows.to(device), columns.to(device)] = slots.int().to(device)
+
+
+def max_pages(prompt_len: int, params: SamplingParams, page_size: int) -> int:
+    """All the pages a request may ever need: its last token is sampled, but never computed."""
+    return -(-(prompt_len + params.max_tokens - 1) // page_size)
+
+
+def check_fits(prompt_len: int, params: SamplingParams, page_size: int, num_pages: int) -> None:
+    """Raises ValueError for a request that the whole pool could not hold, alone."""
+    needed = max_pages(prompt_len, params, page_size)
+    if needed > num_pages:
+        raise ValueError(
+            f"{prompt_len} prompt tokens and max_tokens {params.max_tokens} need {needed} pages, and the pool has "
+            f"{num_pages}: shorten the prompt, lower max_tokens, or raise --num-pages"
+        )
