@@ -1,4 +1,4 @@
-"""Renders a conversation with the model's own Jinja template. Knows nothing of tokens; no template comes from a request.
+"""Renders a conversation with the model's own Jinja template, never one from a request. Knows nothing of tokens.
 
 The environment is that of `transformers.utils.chat_template_utils`, for which the templates of the hub are written.
 A template is somebody else's program: it runs in Jinja's immutable sandbox, and what it writes is bounded.
@@ -35,7 +35,9 @@ class ChatTemplate:
         except jinja2.TemplateError as error:
             raise ChatTemplateError(f"the model's chat template is not valid Jinja: {_short(error)}") from error
 
-    def render(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool, **kwargs: Any) -> str:
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool, kwargs: Mapping[str, Any]
+    ) -> str:
         """The text the model continues. messages and kwargs: JSON values. A field that is None counts as absent,
         since many templates would print it. Raises ChatTemplateError."""
         if not messages:

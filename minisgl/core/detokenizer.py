@@ -9,8 +9,8 @@ TextStreamer and vLLM do the same with offsets (the walk-through's 4.8.3).
 from __future__ import annotations
 
 from minisgl.core.tokenizer import Tokenizer
+from minisgl.core.tokenizer_backends import REPLACEMENT
 
-UNFINISHED = "\ufffd"  # what decoders write for bytes that are not (yet) a character
 MAX_UNFINISHED = 3  # UTF-8 characters have at most four bytes, so at most three wait for the last
 KEEP_TOKENS = 16  # four characters of four byte tokens
 MAX_TOKENS = 32
@@ -57,5 +57,5 @@ def _finished_len(text: str) -> int:
 
     No more than MAX_UNFINISHED of them can: those before stand for bytes that were wrong for good.
     """
-    waiting = len(text) - len(text.rstrip(UNFINISHED))
+    waiting = len(text) - len(text.rstrip(REPLACEMENT))
     return len(text) - min(waiting, MAX_UNFINISHED)

@@ -1,0 +1,174 @@
+"""The two libraries that do a tokenizer's work, behind one interface. Knows nothing of chats or of when answers end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import tokenizers
+from tokenizers import AddedToken
+from tokenizers.processors import TemplateProcessing
+
+REPLACEMENT = "\ufffd"  # what decoders write for bytes that are no character
+
+
+class Backend(Protocol):
+    """What a tokenizer library must do for us."""
+
+    vocab_size: int
+    special_ids: frozenset[int]  # decode skips them
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]: ...
+
+    def encode_batch(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]: ...
+
+    def decode(self, ids: Sequence[int]) -> str: ...
+
+    def token_id(self, token: str) -> int | None: ...
+
+
+class FastBackend:
+    """The Rust library."""
+
+    def __init__(self, rust: tokenizers.Tokenizer) -> None:
+        rust.no_truncation()
+        rust.no_padding()
+        self._rust = rust
+        self.vocab_size = max(rust.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        added = rust.get_added_tokens_decoder()
+        self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        self._byte_fallback = rust.decoder is not None and rust.decoder.decode(["<0x41>"]) == "A"
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        return self._rust.encode(text, add_special_tokens=add_special_tokens).ids
+
+    def encode_batch(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
+        encodings = self._rust.encode_batch(list(texts), add_special_tokens=add_special_tokens)
+        return [encoding.ids for encoding in encodings]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        text = self._rust.decode(list(ids), skip_special_tokens=True)
+        return self._decode_broken(ids) if self._byte_fallback and REPLACEMENT in text else text
+
+    def token_id(self, token: str) -> int | None:
+        return self._rust.token_to_id(token)
+
+    def _decode_broken(self, ids: Sequence[int]) -> str:
+        """`decode` where one bad byte does not spoil its neighbours.
+
+        The Rust decoder turns a whole run of byte tokens into U+FFFD when any of them is bad, so an answer cut
+        inside a character would take back characters that were already streamed. Here only bad bytes are lost.
+        """
+        known = (self._rust.id_to_token(token_id) for token_id in ids if token_id not in self.special_ids)
+        fixed: list[str] = []
+        run: list[str] = []
+        for token in known:
+            if token is not None and _is_byte(token):
+                run.append(token)
+            elif token is not None:
+                fixed += [*_mark_bad_bytes(run), token]
+                run = []
+        return self._rust.decoder.decode(fixed + _mark_bad_bytes(run))
+
+
+class SlowBackend:
+    """A tokenizer of transformers that is written in Python."""
+
+    def __init__(self, slow: Any) -> None:
+        self._slow = slow
+        self.vocab_size = max(slow.get_vocab().values(), default=-1) + 1
+        self.special_ids = frozenset(slow.all_special_ids)
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        return self._slow.encode(text, add_special_tokens=add_special_tokens)
+
+    def encode_batch(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
+        return [self.encode(text, add_special_tokens) for text in texts]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self._slow.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+    def token_id(self, token: str) -> int | None:
+        return self._slow.get_vocab().get(token)
+
+
+def load_backend(folder: Path, config: Mapping[str, Any]) -> tuple[Backend, dict[str, str]]:
+    """The tokenizer in a folder, and the text of its named special tokens ("bos_token", …).
+
+    config: tokenizer_config.json. Raises ValueError when the folder has no tokenizer, or a broken one.
+    """
+    file = folder / "tokenizer.json"
+    if not file.is_file():
+        return _load_with_transformers(folder)
+    try:
+        rust = tokenizers.Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises nothing narrower
+        raise ValueError(f"{file} is not a tokenizer ({error!s:.200}): fetch the model again") from error
+    named = {key: _added_token(value) for key, value in config.items() if key.endswith("_token") and _is_token(value)}
+    special_tokens = {key: token.content for key, token in named.items()}
+    _add_tokens(rust, list(named.values()), config.get("added_tokens_decoder") or {})
+    if "add_bos_token" in config or "add_eos_token" in config:
+        before = special_tokens.get("bos_token") if config.get("add_bos_token") else None
+        after = special_tokens.get("eos_token") if config.get("add_eos_token") else None
+        rust.post_processor = _put_around(rust, before, after)
+    return FastBackend(rust), special_tokens
+
+
+def _load_with_transformers(folder: Path) -> tuple[Backend, dict[str, str]]:
+    from transformers import AutoTokenizer  # 3 s: only for folders without a tokenizer.json
+
+    try:
+        auto = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # OSError, ValueError, ImportError, KeyError and others
+        raise ValueError(f"no tokenizer in {folder} ({error!s:.200}): a tokenizer.json would do") from error
+    special_tokens = {key: text for key, text in auto.special_tokens_map.items() if isinstance(text, str)}
+    return FastBackend(auto.backend_tokenizer) if auto.is_fast else SlowBackend(auto), special_tokens
+
+
+def _add_tokens(rust: tokenizers.Tokenizer, named: list[AddedToken], listed: Mapping[str, Any]) -> None:
+    """Add what tokenizer_config.json has and tokenizer.json lacks, in transformers' order: it gives the new ids."""
+    names = {token.content for token in named}
+    tokens = [_added_token(listed[key]) for key in sorted(listed, key=int)]
+    for token in tokens:
+        token.special = token.special or token.content in names
+    known = {token.content for token in [*tokens, *rust.get_added_tokens_decoder().values()]}
+    for token in named:
+        token.special = True
+    rust.add_tokens(tokens + [token for token in named if token.content not in known])
+
+
+def _put_around(rust: tokenizers.Tokenizer, before: str | None, after: str | None) -> TemplateProcessing:
+    ids = {token: rust.token_to_id(token) for token in (before, after) if token is not None}
+    single = [token for token in (before, "$A", after) if token is not None]
+    return TemplateProcessing(single=single, special_tokens=list(ids.items()))
+
+
+def _is_token(value: Any) -> bool:
+    return isinstance(value, str) or (isinstance(value, dict) and isinstance(value.get("content"), str))
+
+
+def _added_token(value: str | Mapping[str, Any]) -> AddedToken:
+    if isinstance(value, str):
+        return AddedToken(value)
+    return AddedToken(**{key: field for key, field in value.items() if key != "__type"})
+
+
+def _is_byte(token: str) -> bool:
+    return len(token) == 6 and token.startswith("<0x") and token.endswith(">")
+
+
+def _mark_bad_bytes(run: list[str]) -> list[str]:
+    """Byte tokens with those replaced that are part of no character."""
+    fixed: list[str] = []
+    raw = bytes(int(token[3:5], 16) for token in run)
+    while raw:
+        try:
+            raw.decode("utf-8")
+        except UnicodeDecodeError as error:
+            good, bad = error.start, error.end
+        else:
+            good = bad = len(raw)
+        fixed += run[:good] + [REPLACEMENT] * (bad - good)
+        run, raw = run[bad:], raw[bad:]
+    return fixed
