@@ -1,0 +1,116 @@
+"""What the processes say to each other. Knows nothing of sockets, and never pickles.
+
+Everything travels one way round a ring: API -> tokenizer -> scheduler -> detokenizer -> API. A refusal travels it
+too, so no message about a request can overtake another. Malformed bytes raise MalformedMessage, and nothing else.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from minisgl.core.outputs import FinishReason
+from minisgl.core.sampling_params import SamplingParams
+
+
+class MalformedMessage(ValueError):
+    """Bytes that are not a message of the expected kinds. Receivers count it and go on."""
+
+
+class Message(msgspec.Struct, frozen=True, tag=True):
+    """Every message is a tagged struct: the tag says which, the types are checked when it is decoded."""
+
+
+class Tokenize(Message, frozen=True):
+    """API -> tokenizer: a prompt as text, as ids, or as chat messages (the template is applied). Exactly one of
+    them is given. params None in `max_tokens` is all that the context leaves."""
+
+    uid: int
+    params: SamplingParams
+    text: str | None = None
+    token_ids: list[int] | None = None
+    chat: list[dict[str, Any]] | None = None
+    fill_context: bool = False  # max_tokens is what the context leaves after the prompt
+
+
+class Generate(Message, frozen=True):
+    """Tokenizer -> scheduler. prompt: little-endian int32 ids."""
+
+    uid: int
+    prompt: bytes
+    params: SamplingParams
+
+
+class Abort(Message, frozen=True):
+    """API -> tokenizer -> scheduler: nobody waits for this request any more."""
+
+    uid: int
+
+
+class Rejected(Message, frozen=True):
+    """Tokenizer -> scheduler -> detokenizer: the request never ran. Its terminal message."""
+
+    uid: int
+    message: str
+    param: str | None = None
+
+
+class Step(Message, frozen=True):
+    """Scheduler -> detokenizer: all tokens of one step, as parallel lists. None: ended without a token."""
+
+    uids: list[int]
+    token_ids: list[int | None]
+    finish_reasons: list[FinishReason | None]
+    cached_tokens: list[int]
+    prompt_tokens: list[int]
+
+
+class Heartbeat(Message, frozen=True):
+    """Scheduler -> detokenizer -> API: the loop is alive. time: CLOCK_MONOTONIC ns."""
+
+    time: int
+    stats: dict[str, int]
+
+
+class Reply(msgspec.Struct, frozen=True):
+    """One request's part of `Replies`. A finish_reason or an error makes it the request's terminal one."""
+
+    uid: int
+    text: str
+    tokens: int  # how many tokens it stands for
+    finish_reason: FinishReason | None
+    prompt_tokens: int
+    cached_tokens: int
+    error: str | None = None
+    param: str | None = None
+
+
+class Replies(Message, frozen=True):
+    """Detokenizer -> API: all that one step gave, in one message."""
+
+    replies: list[Reply]
+
+
+TO_TOKENIZER = Tokenize | Abort
+TO_SCHEDULER = Generate | Abort | Rejected
+TO_DETOKENIZER = Step | Rejected | Heartbeat
+TO_API = Replies | Heartbeat
+
+
+def encode(message: Message) -> bytes:
+    return msgspec.msgpack.encode(message)
+
+
+class MessageDecoder:
+    """Decodes the messages one process may receive: `MessageDecoder(TO_SCHEDULER)`."""
+
+    def __init__(self, kinds: Any) -> None:
+        self._decoder = msgspec.msgpack.Decoder(kinds)
+
+    def decode(self, data: bytes) -> Any:
+        """Raises MalformedMessage."""
+        try:
+            return self._decoder.decode(data)
+        except (msgspec.DecodeError, ValueError, RecursionError) as error:
+            raise MalformedMessage(f"{len(data)} bytes are not a message: {error}") from error
