@@ -24,14 +24,14 @@ class Message(msgspec.Struct, frozen=True, tag=True):
 
 class Tokenize(Message, frozen=True):
     """API -> tokenizer: a prompt as text, as ids, or as chat messages (the template is applied). Exactly one of
-    them is given. params None in `max_tokens` is all that the context leaves."""
+    the three is given."""
 
     uid: int
     params: SamplingParams
     text: str | None = None
     token_ids: list[int] | None = None
     chat: list[dict[str, Any]] | None = None
-    fill_context: bool = False  # max_tokens is what the context leaves after the prompt
+    fill_context: bool = False  # params.max_tokens becomes what the context leaves after the prompt
 
 
 class Generate(Message, frozen=True):
