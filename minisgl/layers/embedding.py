@@ -1,0 +1,49 @@
+"""The vocabulary's two matrices, cut over ranks by rows: ids to vectors, vectors to logits."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from minisgl.core.protocols import Communicator
+from minisgl.layers.shard import shard_range, shard_sizes
+
+
+class VocabParallelEmbedding(nn.Module):
+    """Rows `vocab_range` of the table are here. weight: [local_vocab, hidden]."""
+
+    def __init__(self, vocab_size: int, hidden_size: int, comm: Communicator) -> None:
+        super().__init__()
+        self.vocab_range = shard_range(vocab_size, comm.rank, comm.size)
+        self.weight = nn.Parameter(torch.empty(len(self.vocab_range), hidden_size))
+        self.comm = comm
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        """input_ids: int32 [tokens]. Returns [tokens, hidden]. Each id is on one rank; the others add zeros."""
+        if self.comm.size == 1:
+            return F.embedding(input_ids, self.weight)  # [tokens, hidden]
+        local = input_ids - self.vocab_range.start  # [tokens]
+        elsewhere = (local < 0) | (local >= len(self.vocab_range))  # [tokens]
+        x = F.embedding(local.masked_fill(elsewhere, 0), self.weight)  # [tokens, hidden]
+        return self.comm.all_reduce(x.masked_fill_(elsewhere[:, None], 0))
+
+
+class ParallelLMHead(nn.Module):
+    """Each rank computes the logits of its rows; all ranks get all of them. weight: [local_vocab, hidden].
+
+    tied_to: the embedding whose parameter is this layer's too.
+    """
+
+    def __init__(
+        self, vocab_size: int, hidden_size: int, comm: Communicator, tied_to: VocabParallelEmbedding | None = None
+    ) -> None:
+        super().__init__()
+        local_vocab = len(shard_range(vocab_size, comm.rank, comm.size))
+        self.weight = tied_to.weight if tied_to else nn.Parameter(torch.empty(local_vocab, hidden_size))
+        self.vocab_sizes = shard_sizes(vocab_size, comm.size)
+        self.comm = comm
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: [rows, hidden]. Returns [rows, vocab]."""
+        return self.comm.all_gather(F.linear(x, self.weight), self.vocab_sizes)

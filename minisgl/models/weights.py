@@ -1,0 +1,197 @@
+"""Weights from a folder's safetensors files into a rank's parameters, slice by slice. Knows no architecture.
+
+The model comes with its parameters on meta. They get their memory here, once, and each piece of the checkpoint
+is copied to its place in them: the peak is the model and one piece. A rank reads only the slices that it holds.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+
+from minisgl.core.protocols import Communicator
+from minisgl.layers.shard import kv_head_range, q_head_range, shard_range
+from minisgl.models.config import ModelConfig
+
+# For each module here: the dimension of its weight that is cut (0 outputs, 1 inputs), and the checkpoint's modules
+# that it is made of, in order, each with the units it is cut between. What is not in the table is whole everywhere.
+SHARDING: dict[str, tuple[int, tuple[tuple[str, str], ...]]] = {
+    "embed_tokens": (0, (("embed_tokens", "vocab"),)),
+    "qkv_proj": (0, (("q_proj", "q heads"), ("k_proj", "kv heads"), ("v_proj", "kv heads"))),
+    "o_proj": (1, (("o_proj", "q heads"),)),
+    "gate_up_proj": (0, (("gate_proj", "intermediate"), ("up_proj", "intermediate"))),
+    "down_proj": (1, (("down_proj", "intermediate"),)),
+    "lm_head": (0, (("lm_head", "vocab"),)),
+}
+
+
+class Piece(NamedTuple):
+    """Where a tensor of the checkpoint, or this rank's slice of it, goes."""
+
+    parameter: str
+    expert: int | None  # index into a stack of experts' weights
+    dim: int
+    source: range  # of the checkpoint's tensor, along dim
+    total: int  # the checkpoint's tensor's size along dim
+    offset: int  # into the parameter, along dim
+
+    def destination(self, parameters: dict[str, nn.Parameter]) -> Tensor:
+        parameter = parameters[self.parameter]
+        view = parameter if self.expert is None else parameter[self.expert]
+        return view.narrow(self.dim, self.offset, len(self.source))
+
+    def expected_shape(self, parameters: dict[str, nn.Parameter]) -> list[int]:
+        shape = list(self.destination(parameters).shape)
+        shape[self.dim] = self.total
+        return shape
+
+
+def load_weights(
+    model: nn.Module,
+    folder: Path,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    comm: Communicator,
+    progress: Callable[[int, int], None] | None = None,
+) -> None:
+    """Fill the model's parameters from folder/*.safetensors. progress(bytes done, bytes of this rank).
+
+    Raises ValueError that names all tensors that are missing, unexpected or of another shape, before any is read.
+    """
+    parameters = dict(model.named_parameters())
+    plan = {name: piece for key, value in parameters.items() for name, piece in _pieces(key, value, config, comm)}
+    files = _files(folder)
+    _check(folder, files, plan, parameters, config)
+    allocate(model, dtype, device)
+    done, total = 0, sum(parameter.nbytes for parameter in parameters.values())
+    for file in files:
+        with safe_open(file, framework="pt") as checkpoint:
+            for name in checkpoint.keys():  # noqa: SIM118 (it is no dict)
+                if (piece := plan.get(name)) is None:
+                    continue
+                destination = piece.destination(parameters)
+                destination.copy_(_read(checkpoint.get_slice(name), piece))
+                done += destination.nbytes
+                if progress is not None:
+                    progress(done, total)
+
+
+@torch.no_grad()
+def dummy_weights(model: nn.Module, dtype: torch.dtype, device: torch.device, seed: int = 0) -> None:
+    """Random weights under which activations neither vanish nor explode: each product keeps its input's variance.
+    What ranks hold in common is the same on all of them; their shards do not make one model."""
+    allocate(model, dtype, device)
+    for index, (name, parameter) in enumerate(model.named_parameters()):
+        generator = torch.Generator(device).manual_seed(seed + index)
+        if name.endswith("bias"):
+            parameter.zero_()
+        elif parameter.dim() == 1:
+            parameter.fill_(1.0)  # a norm
+        else:
+            parameter.normal_(std=parameter.shape[-1] ** -0.5, generator=generator)
+
+
+def allocate(model: nn.Module, dtype: torch.dtype, device: torch.device) -> None:
+    """Give parameters that are on meta memory, not yet set. A tied one stays one: it is exchanged in place."""
+    for parameter in model.parameters():
+        real = nn.Parameter(torch.empty(parameter.shape, dtype=dtype, device=device), requires_grad=False)
+        torch.utils.swap_tensors(parameter, real)
+
+
+def _pieces(name: str, parameter: nn.Parameter, config: ModelConfig, comm: Communicator) -> Iterator[tuple[str, Piece]]:
+    """The checkpoint's tensors that a parameter is made of."""
+    if ".experts." in name:
+        prefix, module = name.rsplit(".", 1)
+        for expert in range(config.num_experts):
+            yield from _parts(name, f"{prefix}.{expert}", module, "weight", expert, config, comm)
+        return
+    path, kind = name.rsplit(".", 1)
+    prefix, _, module = path.rpartition(".")
+    if module in SHARDING and not (kind == "bias" and SHARDING[module][0] == 1):
+        yield from _parts(name, prefix, module, kind, None, config, comm)
+    else:
+        yield name, Piece(name, None, 0, range(len(parameter)), len(parameter), 0)
+
+
+def _parts(
+    name: str, prefix: str, module: str, kind: str, expert: int | None, config: ModelConfig, comm: Communicator
+) -> Iterator[tuple[str, Piece]]:
+    dim, parts = SHARDING[module]
+    offset = 0
+    for part, units in parts:
+        source, total = _cut("expert " + units if expert is not None else units, config, comm)
+        yield f"{prefix}.{part}.{kind}".lstrip("."), Piece(name, expert, dim, source, total, offset)
+        offset += len(source)
+
+
+def _cut(units: str, config: ModelConfig, comm: Communicator) -> tuple[range, int]:
+    """This rank's elements of a dimension, and how many there are in all."""
+    if units in ("q heads", "kv heads"):
+        heads, total = q_head_range(config, comm), config.num_heads
+        if units == "kv heads":
+            heads, total = kv_head_range(config, comm), config.num_kv_heads
+        return range(heads.start * config.head_dim, heads.stop * config.head_dim), total * config.head_dim
+    totals = {
+        "vocab": config.vocab_size,
+        "intermediate": config.intermediate_size,
+        "expert intermediate": config.moe_intermediate_size,
+    }
+    return shard_range(totals[units], comm.rank, comm.size), totals[units]
+
+
+def _read(source: Any, piece: Piece) -> Tensor:
+    """source: a slice of safetensors, which reads from the file only what is asked of it."""
+    start, stop = piece.source.start, piece.source.stop
+    return source[start:stop] if piece.dim == 0 else source[:, start:stop]
+
+
+def _files(folder: Path) -> list[Path]:
+    index = folder / "model.safetensors.index.json"
+    if not index.exists():
+        files = [folder / "model.safetensors"]
+    else:
+        try:
+            names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+            files = sorted(folder / Path(name).name for name in names)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise ValueError(f"{index} is no index of safetensors files: {error!r:.200}") from None
+    absent = [file.name for file in files if not file.exists()]
+    if absent:
+        raise ValueError(f"{folder} lacks {_list(absent)}: only safetensors files are read, so convert other formats")
+    return files
+
+
+def _check(
+    folder: Path, files: list[Path], plan: dict[str, Piece], parameters: dict[str, nn.Parameter], config: ModelConfig
+) -> None:
+    shapes: dict[str, list[int]] = {}
+    for file in files:
+        with safe_open(file, framework="pt") as checkpoint:
+            shapes |= {name: checkpoint.get_slice(name).get_shape() for name in checkpoint.keys()}  # noqa: SIM118
+    missing = plan.keys() - shapes.keys()
+    unexpected = {name for name in shapes.keys() - plan.keys() if not _is_redundant(name, config)}
+    wrong = [
+        f"{name} is {shapes[name]}, not {piece.expected_shape(parameters)}"
+        for name, piece in plan.items()
+        if name in shapes and shapes[name] != piece.expected_shape(parameters)
+    ]
+    faults = {"missing": sorted(missing), "unexpected": sorted(unexpected), "of another shape": sorted(wrong)}
+    text = "; ".join(f"{kind}: {_list(names)}" for kind, names in faults.items() if names)
+    if text:
+        raise ValueError(f"the weights in {folder} are not those of its config.json's {config.architecture}: {text}")
+
+
+def _is_redundant(name: str, config: ModelConfig) -> bool:
+    """Old checkpoints hold RoPE's frequencies; some hold a tied head a second time."""
+    return name.endswith("rotary_emb.inv_freq") or (name == "lm_head.weight" and config.tie_word_embeddings)
+
+
+def _list(names: list[str], most: int = 5) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

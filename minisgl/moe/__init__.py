@@ -1,0 +1,1 @@
+"""Mixture of experts: which experts a token goes to, and what they compute. Knows no model."""
