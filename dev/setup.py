@@ -134,10 +134,8 @@ def write_stamp(stamp: Install) -> None:
 def check_python() -> None:
     """Exits with one line if this Python cannot carry the package."""
     if not (3, 10) <= sys.version_info[:2] <= (3, 13):
-        version = platform.python_version()
-        sys.exit(
-            f"error: Python {version} is not among 3.10 to 3.13: run this script with one, e.g. python3.12 {sys.argv[0]}"
-        )
+        have = platform.python_version()
+        sys.exit(f"error: Python {have} is not among 3.10 to 3.13: use another, e.g. python3.12 {sys.argv[0]}")
     if importlib.util.find_spec("venv") is None or importlib.util.find_spec("ensurepip") is None:
         package = f"python{sys.version_info[0]}.{sys.version_info[1]}-venv"
         sys.exit(
@@ -182,4 +180,7 @@ def say(text: str) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit(130)

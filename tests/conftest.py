@@ -1,0 +1,19 @@
+"""What every test may ask for. Knows nothing of any one part."""
+
+from pathlib import Path
+
+import hypothesis
+import pytest
+import torch
+
+from minisgl.models.builtin import builtin_folder
+
+torch.set_num_threads(1)  # tests run beside other processes; two threads each crawl on two cores
+hypothesis.settings.register_profile("minisgl", deadline=None)  # a busy machine is no failure
+hypothesis.settings.load_profile("minisgl")
+
+
+@pytest.fixture(scope="session")
+def model_folder() -> Path:
+    """The built-in model's Hugging Face folder, fetched on the first run."""
+    return builtin_folder()
