@@ -71,8 +71,12 @@ class PageAllocator:
         self._stack[self.num_free : self.num_free + len(pages)] = pages
         self.num_free += len(pages)
 
+    def free_pages(self) -> Tensor:
+        """int32 [num_free], a copy: for checks and figures."""
+        return self._stack[: self.num_free].clone()
+
     def check_integrity(self) -> None:
-        free = self._stack[: self.num_free]
+        free = self.free_pages()
         if len(free.unique()) != self.num_free or int(self._is_free.sum()) != self.num_free:
             raise AssertionError(f"the stack of {self.num_free} free pages and their marks disagree")
 
