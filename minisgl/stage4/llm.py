@@ -1,6 +1,7 @@
-"""The loop over a static batch, with prefixes remembered: what an earlier prompt or answer computed is not computed again.
+"""The loop over a static batch, with prefixes remembered: what was computed once is not computed again.
 
 Each prompt is cached as soon as it is prefilled, so that the next one of the same call already finds it.
+Knows nothing of who arrives later: as in stage 3, a group of requests ends before the next one begins.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The tree of cached prefixes: tokens on its edges, and the slots that hold their KV. Knows nothing of requests or rows.
+"""The tree of cached prefixes: tokens on its edges, and the slots of their KV. Knows nothing of requests or rows.
 
     root ── [the cat sat] ──┬── [on the mat]
                             └── [down]          a node is the edge above it; a prefix is a path from the root
@@ -35,12 +35,16 @@ class RadixNode:
     def length(self) -> int:
         return len(self.tokens)
 
+    @property
+    def is_evictable(self) -> bool:
+        return not self.children and self.ref_count == 0
+
     def __lt__(self, other: RadixNode) -> bool:
         """The order of eviction. No two leaves are equal: one tick touches one path, and that has one leaf."""
         return self.timestamp < other.timestamp
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class RadixHandle:
     """The prefix that ends with `node`. A split moves the start of a node, never its end, so this stays true."""
 
@@ -66,14 +70,14 @@ class RadixCache:
 
     def match_prefix(self, input_ids: Tensor) -> RadixHandle:
         """The longest cached prefix of input_ids (int32, on the host), in whole pages. Does not lock it."""
-        node, length = self._walk(input_ids)
+        node, length = self.walk(input_ids)
         return RadixHandle(length, node)
 
     def insert_prefix(self, input_ids: Tensor, slots: Tensor) -> tuple[int, RadixHandle]:
         """Add the whole pages of input_ids. Returns how many leading tokens were here already, whose slots stay as
         they were, and the handle of the whole. Tokens and slots are copied: the caller may pass views of its own."""
         length = self._whole_pages(len(input_ids))
-        node, known = self._walk(input_ids[:length])
+        node, known = self.walk(input_ids[:length])
         if known < length:
             leaf = RadixNode(input_ids[known:length], slots[known:length], node, self._tick)
             node.children[self._key(leaf.tokens)] = leaf
@@ -106,7 +110,7 @@ class RadixCache:
         Raises RuntimeError when fewer are evictable; nothing is dropped then."""
         if size > self.evictable_size:
             raise RuntimeError(f"{size} tokens are to be evicted, and only {self.evictable_size} can be")
-        heap = [node for node in self.nodes() if _is_evictable(node)]
+        heap = [node for node in self.nodes() if node.is_evictable]
         heapq.heapify(heap)
         evicted: list[Tensor] = []
         left = size
@@ -118,7 +122,7 @@ class RadixCache:
             node.parent = None
             evicted.append(node.slots)
             left -= node.length
-            if parent is not self.root and _is_evictable(parent):
+            if parent is not self.root and parent.is_evictable:
                 heapq.heappush(heap, parent)
         self.evictable_size -= size - left
         return torch.cat(evicted) if evicted else torch.empty(0, dtype=torch.int32)
@@ -135,7 +139,7 @@ class RadixCache:
         """The slots of every cached token, int32."""
         return torch.cat([self.root.slots, *(node.slots for node in self.nodes())])
 
-    def _walk(self, input_ids: Tensor) -> tuple[RadixNode, int]:
+    def walk(self, input_ids: Tensor) -> tuple[RadixNode, int]:
         """Down the tree as far as input_ids agree with it, page by page: the last node, and the tokens up to its
         end. A node that agrees only in part is split there. Every node on the way counts as used now."""
         self._tick += 1
@@ -145,12 +149,12 @@ class RadixCache:
             if child is None:
                 break
             common = self._whole_pages(common_length(child.tokens, input_ids[length:]))
-            node = child if common == child.length else self._split(node, child, common)
+            node = child if common == child.length else self.split(node, child, common)
             node.timestamp = self._tick
             length += common
         return node, length
 
-    def _split(self, parent: RadixNode, node: RadixNode, length: int) -> RadixNode:
+    def split(self, parent: RadixNode, node: RadixNode, length: int) -> RadixNode:
         """Put a new node between the two that takes the first `length` tokens of the lower one, and return it.
         Whoever locked or used the node did so with its beginning: the new one takes over its count and its time."""
         upper = RadixNode(node.tokens[:length], node.slots[:length], parent, node.timestamp)
@@ -165,10 +169,9 @@ class RadixCache:
         node = getattr(handle, "node", None)
         if not isinstance(node, RadixNode):
             raise TypeError(f"a handle of a radix cache is wanted, not {handle!r:.80}")
-        path = list(path_to_root(node))
         if node is not self.root and node.parent is None:
             raise RuntimeError(f"a prefix of {handle.cached_len} tokens was evicted before it was locked")
-        return path
+        return list(path_to_root(node))
 
     def _key(self, tokens: Tensor) -> PageKey:
         return tuple(tokens[: self.page_size].tolist())
@@ -178,13 +181,10 @@ class RadixCache:
 
     def check_integrity(self) -> None:
         """Walk the whole tree; raises AssertionError naming what is wrong."""
-        evictable = protected = 0
         for node in self.nodes():
             self._check_node(node)
-            if node.ref_count == 0:
-                evictable += node.length
-            else:
-                protected += node.length
+        evictable = sum(node.length for node in self.nodes() if node.ref_count == 0)
+        protected = sum(node.length for node in self.nodes() if node.ref_count > 0)
         _check((evictable, protected) == (self.evictable_size, self.protected_size), "sizes differ from the nodes'")
         slots = self.all_slots()
         _check(len(slots.unique()) == len(slots), "two tokens share a slot")
@@ -219,10 +219,6 @@ def common_length(a: Tensor, b: Tensor) -> int:
     length = min(len(a), len(b))
     differs = a[:length].numpy() != b[:length].numpy()
     return int(differs.argmax()) if differs.any() else length
-
-
-def _is_evictable(node: RadixNode) -> bool:
-    return not node.children and node.ref_count == 0
 
 
 def _check(condition: bool, message: str) -> None:
