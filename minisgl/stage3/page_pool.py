@@ -41,8 +41,8 @@ class KVCachePool:
 
     def store(self, layer_id: int, k: Tensor, v: Tensor, out_loc: Tensor) -> None:
         """Scatter k and v, [tokens, kv_heads, head_dim], to the slots out_loc, int32 [tokens]."""
-        self.k_cache(layer_id).index_copy_(0, out_loc, k)
-        self.v_cache(layer_id).index_copy_(0, out_loc, v)
+        self.k_cache(layer_id)[out_loc] = k
+        self.v_cache(layer_id)[out_loc] = v
 
 
 class PageAllocator:
@@ -90,7 +90,8 @@ def pages_in_budget(memory_ratio: float, free_before: int, model_bytes: int, byt
     """How many usable pages fit (bytes throughout): memory_ratio of what was free before the model was loaded, less
     the model, less the dummy page. What is left over is for activations. Can be negative: the caller refuses that.
 
-    The walk-through's 5.2: ratio 0.9, 78 GiB, a 16 GiB model and 128 KiB pages leave 442 thousand.
+    The walk-through's 5.2: ratio 0.9, 78 GiB, a 16 GiB model and 128 KiB pages leave 54.2 GiB, 444 thousand pages
+    (it rounds to 54 GiB and says 442 thousand).
     """
     available = memory_ratio * free_before - model_bytes
     return int(available // bytes_per_page) - 1
