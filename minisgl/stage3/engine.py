@@ -6,7 +6,6 @@ import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -14,7 +13,6 @@ from torch import Tensor
 
 from minisgl.attention import create_attention
 from minisgl.core.batch import Batch, ForwardOutput
-from minisgl.core.config import Config, option
 from minisgl.core.context import Context
 from minisgl.core.protocols import Communicator, NoCommunicator
 from minisgl.core.req import Req
@@ -26,27 +24,11 @@ from minisgl.models.config import ModelConfig
 from minisgl.models.load import load_model
 from minisgl.sampling.args import BatchSamplingArgs
 from minisgl.sampling.sampler import Sampler
+from minisgl.stage3.config import EngineConfig
 from minisgl.stage3.page_pool import KVCachePool, page_bytes, pages_in_budget
 from minisgl.stage3.page_table import PageTable
 
 log = logging.getLogger("minisgl")
-
-
-@dataclass(frozen=True)
-class EngineConfig(Config):
-    page_size: int = option(16, "tokens a page", metavar="N")
-    num_pages: int | None = option(None, "pages in the pool; default: what memory allows", metavar="N")
-    memory_ratio: float = option(0.9, "share of the free GPU memory for model and pool", metavar="R")
-    max_running_requests: int = option(256, "requests in one batch at most", metavar="N")
-    attn: str = option("auto", "attention backend", ("auto", "torch"))
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.at_least("page_size", 1)
-        self.at_least("num_pages", 1)
-        self.at_least("max_running_requests", 1)
-        if not 0 < self.memory_ratio <= 1:
-            raise ValueError(f"--memory-ratio must be above 0 and at most 1, not {self.memory_ratio!r:.80}")
 
 
 class EngineStartError(RuntimeError):
@@ -140,7 +122,9 @@ class Engine:
             terms = pool_terms(self.device, self.config.memory_ratio, free_before, model_bytes)
             num_pages = self.comm.minimum(pages_in_budget(*terms, each))
         if num_pages < 1:
-            raise ValueError(f"no memory for a single page of {each} bytes: raise --memory-ratio or use a smaller model")
+            raise ValueError(
+                f"no memory for a single page of {each} bytes: raise --memory-ratio or use a smaller model"
+            )
         log.info("KV cache: %d pages of %d tokens, %.2f GiB", num_pages, size, (num_pages + 1) * each / 2**30)
         return KVCachePool(model.num_layers, num_pages, size, kv_heads, model.head_dim, self.dtype, self.device)
 

@@ -8,16 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from minisgl.core.config import option
 from minisgl.core.protocols import CacheHandle
 from minisgl.core.req import Req
-from minisgl.stage3.engine import EngineConfig
 from minisgl.stage3.page_pool import PageAllocator
 from minisgl.stage3.page_table import PageTable
 from minisgl.stage4.naive_cache import NaiveCache
@@ -25,11 +22,6 @@ from minisgl.stage4.radix_cache import RadixCache
 
 if TYPE_CHECKING:
     from minisgl.core.trace import Tracer
-
-
-@dataclass(frozen=True)
-class CacheConfig(EngineConfig):
-    cache: str = option("radix", "radix remembers prefixes for later requests, naive nothing", ("radix", "naive"))
 
 
 class CacheManager:

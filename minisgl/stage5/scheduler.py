@@ -6,32 +6,21 @@ The calls of one step, in this order: schedule, forward, commit. Lengths advance
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
 from minisgl.core.batch import Batch, ForwardInput, ForwardOutput
-from minisgl.core.config import option
 from minisgl.core.outputs import TokenOutput
 from minisgl.core.req import ChunkedReq, Req
 from minisgl.core.sampling_params import SamplingParams
 from minisgl.core.trace import Tracer
 from minisgl.kernel.device import device_tensor
 from minisgl.stage3.engine import Engine
-from minisgl.stage4.cache_manager import CacheConfig, CacheManager
+from minisgl.stage4.cache_manager import CacheManager
+from minisgl.stage5.config import SchedulerConfig
 from minisgl.stage5.decode import DecodeManager
 from minisgl.stage5.prefill import PendingReq, PrefillManager
 from minisgl.stage5.table import TableManager
-
-
-@dataclass(frozen=True)
-class SchedulerConfig(CacheConfig):
-    max_prefill_length: int = option(8192, "prompt tokens computed in one step: longer prompts are cut", metavar="N")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.at_least("max_prefill_length", 1)
 
 
 class Scheduler:

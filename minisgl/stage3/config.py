@@ -1,0 +1,24 @@
+"""What can be set about an engine. Does not load torch: a process that only reads settings starts fast."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from minisgl.core.config import Config, option
+
+
+@dataclass(frozen=True)
+class EngineConfig(Config):
+    page_size: int = option(16, "tokens a page", metavar="N")
+    num_pages: int | None = option(None, "pages in the pool; default: what memory allows", metavar="N")
+    memory_ratio: float = option(0.9, "share of the free GPU memory for model and pool", metavar="R")
+    max_running_requests: int = option(256, "requests in one batch at most", metavar="N")
+    attn: str = option("auto", "attention backend", ("auto", "torch"))
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.at_least("page_size", 1)
+        self.at_least("num_pages", 1)
+        self.at_least("max_running_requests", 1)
+        if not 0 < self.memory_ratio <= 1:
+            raise ValueError(f"--memory-ratio must be above 0 and at most 1, not {self.memory_ratio!r:.80}")
