@@ -56,7 +56,7 @@ def free_memory(device: torch.device) -> int:
     if not meminfo.exists():  # macOS does not say what is available: half of all there is
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
     fields = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
-    return min(int(fields["MemAvailable"].split()[0]) * 1024, *_cgroup_free())
+    return min([int(fields["MemAvailable"].split()[0]) * 1024, *_cgroup_free()])
 
 
 def _cgroup_free(root: Path = Path("/sys/fs/cgroup")) -> list[int]:

@@ -25,8 +25,8 @@ class ContiguousCache:
 
     def store(self, layer_id: int, k: Tensor, v: Tensor, out_loc: Tensor) -> None:
         """Append. k and v: [tokens, kv_heads, head_dim]; out_loc: int32 [tokens], the positions of the tokens."""
-        self.k_cache(layer_id).index_copy_(0, out_loc, k)
-        self.v_cache(layer_id).index_copy_(0, out_loc, v)
+        self.k_cache(layer_id)[out_loc] = k
+        self.v_cache(layer_id)[out_loc] = v
 
 
 def bytes_per_token(config: ModelConfig, dtype: torch.dtype) -> int:
