@@ -77,8 +77,8 @@ class Reply(msgspec.Struct, frozen=True):
     """One request's part of `Replies`. A finish_reason or an error makes it the request's terminal one."""
 
     uid: int
-    text: str
-    tokens: int  # how many tokens it stands for
+    text: str  # may be empty: a character can take several tokens, and an end-of-sequence token has none
+    token_ids: list[int]  # the tokens it stands for; an end-of-sequence token is among them
     finish_reason: FinishReason | None
     prompt_tokens: int
     cached_tokens: int
