@@ -8,7 +8,6 @@ from typing import Any, Protocol
 
 import tokenizers
 from tokenizers import AddedToken
-from tokenizers.processors import TemplateProcessing
 
 REPLACEMENT = "\ufffd"  # what decoders write for bytes that are no character
 
@@ -36,8 +35,7 @@ class FastBackend:
         rust.no_padding()
         self._rust = rust
         self.vocab_size = max(rust.get_vocab(with_added_tokens=True).values(), default=-1) + 1
-        added = rust.get_added_tokens_decoder()
-        self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        self.special_ids = frozenset(filter(self._is_skipped, rust.get_added_tokens_decoder()))
         self._byte_fallback = rust.decoder is not None and rust.decoder.decode(["<0x41>"]) == "A"
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
@@ -53,6 +51,10 @@ class FastBackend:
 
     def token_id(self, token: str) -> int | None:
         return self._rust.token_to_id(token)
+
+    def _is_skipped(self, token_id: int) -> bool:
+        """Asked of `decode`: a token's own flag does not know that the configuration made it special."""
+        return not self._rust.decode([token_id]) and bool(self._rust.decode([token_id], skip_special_tokens=False))
 
     def _decode_broken(self, ids: Sequence[int]) -> str:
         """`decode` where one bad byte does not spoil its neighbours.
@@ -96,7 +98,8 @@ class SlowBackend:
 def load_backend(folder: Path, config: Mapping[str, Any]) -> tuple[Backend, dict[str, str]]:
     """The tokenizer in a folder, and the text of its named special tokens ("bos_token", …).
 
-    config: tokenizer_config.json. Raises ValueError when the folder has no tokenizer, or a broken one.
+    As in transformers, tokenizer_config.json (`config`) may add tokens and make some special, but whether BOS begins
+    a text is the post-processor's to say, not add_bos_token's. Raises ValueError for no tokenizer, or a broken one.
     """
     file = folder / "tokenizer.json"
     if not file.is_file():
@@ -106,12 +109,11 @@ def load_backend(folder: Path, config: Mapping[str, Any]) -> tuple[Backend, dict
     except Exception as error:  # the library raises nothing narrower
         raise ValueError(f"{file} is not a tokenizer ({error!s:.200}): fetch the model again") from error
     named = {key: _added_token(value) for key, value in config.items() if key.endswith("_token") and _is_token(value)}
+    listed = config.get("added_tokens_decoder") or {}
+    more = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
+    rust.add_tokens([_added_token(listed[key]) for key in sorted(listed, key=int)])
+    rust.add_special_tokens([*named.values(), *(_added_token(value) for value in more if _is_token(value))])
     special_tokens = {key: token.content for key, token in named.items()}
-    _add_tokens(rust, list(named.values()), config.get("added_tokens_decoder") or {})
-    if "add_bos_token" in config or "add_eos_token" in config:
-        before = special_tokens.get("bos_token") if config.get("add_bos_token") else None
-        after = special_tokens.get("eos_token") if config.get("add_eos_token") else None
-        rust.post_processor = _put_around(rust, before, after)
     return FastBackend(rust), special_tokens
 
 
@@ -121,27 +123,10 @@ def _load_with_transformers(folder: Path) -> tuple[Backend, dict[str, str]]:
     try:
         auto = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     except Exception as error:  # OSError, ValueError, ImportError, KeyError and others
-        raise ValueError(f"no tokenizer in {folder} ({error!s:.200}): a tokenizer.json would do") from error
+        why = " ".join(str(error).split())[:200]
+        raise ValueError(f"no tokenizer in {folder} ({why}): fetch the model again, tokenizer.json included") from error
     special_tokens = {key: text for key, text in auto.special_tokens_map.items() if isinstance(text, str)}
     return FastBackend(auto.backend_tokenizer) if auto.is_fast else SlowBackend(auto), special_tokens
-
-
-def _add_tokens(rust: tokenizers.Tokenizer, named: list[AddedToken], listed: Mapping[str, Any]) -> None:
-    """Add what tokenizer_config.json has and tokenizer.json lacks, in transformers' order: it gives the new ids."""
-    names = {token.content for token in named}
-    tokens = [_added_token(listed[key]) for key in sorted(listed, key=int)]
-    for token in tokens:
-        token.special = token.special or token.content in names
-    known = {token.content for token in [*tokens, *rust.get_added_tokens_decoder().values()]}
-    for token in named:
-        token.special = True
-    rust.add_tokens(tokens + [token for token in named if token.content not in known])
-
-
-def _put_around(rust: tokenizers.Tokenizer, before: str | None, after: str | None) -> TemplateProcessing:
-    ids = {token: rust.token_to_id(token) for token in (before, after) if token is not None}
-    single = [token for token in (before, "$A", after) if token is not None]
-    return TemplateProcessing(single=single, special_tokens=list(ids.items()))
 
 
 def _is_token(value: Any) -> bool:
@@ -150,7 +135,7 @@ def _is_token(value: Any) -> bool:
 
 def _added_token(value: str | Mapping[str, Any]) -> AddedToken:
     if isinstance(value, str):
-        return AddedToken(value)
+        return AddedToken(value, normalized=False)
     return AddedToken(**{key: field for key, field in value.items() if key != "__type"})
 
 
