@@ -73,6 +73,9 @@ class Engine:
     def prepare_to_run(self) -> None:
         """Step 6. There is nothing to capture: every forward is launched layer by layer."""
 
+    def pad(self, batch: Batch) -> None:
+        """Add dummy requests up to a size that can be launched: eager forwards take any."""
+
     def prepare(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Fill in what the model needs, once the page table holds the batch's slots. Returns (rows, positions),
         int64 [tokens]: which token of which row each of the batch's tokens is."""
