@@ -16,8 +16,8 @@ from minisgl.core.req import Req
 from minisgl.core.sampling_params import SamplingParams
 from minisgl.stage3.config import EngineConfig
 from minisgl.stage3.engine import Engine
+from minisgl.stage3.page_count import check_fits, max_pages
 from minisgl.stage3.page_pool import PageAllocator
-from minisgl.stage3.page_table import check_fits, max_pages
 
 
 class LLM(BaseLLM):

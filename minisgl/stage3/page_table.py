@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from minisgl.core.req import Req
-from minisgl.core.sampling_params import SamplingParams
 
 
 class PageTable:
@@ -67,18 +66,3 @@ class PageTable:
         if self.device is not self.host:
             device = self.device.device
             self.device[rows.to(device), columns.to(device)] = slots.int().to(device)
-
-
-def max_pages(prompt_len: int, params: SamplingParams, page_size: int) -> int:
-    """All the pages a request may ever need: its last token is sampled, but never computed."""
-    return -(-(prompt_len + params.max_tokens - 1) // page_size)
-
-
-def check_fits(prompt_len: int, params: SamplingParams, page_size: int, num_pages: int) -> None:
-    """Raises ValueError for a request that the whole pool could not hold, alone."""
-    needed = max_pages(prompt_len, params, page_size)
-    if needed > num_pages:
-        raise ValueError(
-            f"{prompt_len} prompt tokens and max_tokens {params.max_tokens} need {needed} pages, and the pool has "
-            f"{num_pages}: shorten the prompt, lower max_tokens, or raise --num-pages"
-        )

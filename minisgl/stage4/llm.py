@@ -17,7 +17,7 @@ from minisgl.core.outputs import TokenOutput
 from minisgl.core.req import Req
 from minisgl.core.sampling_params import SamplingParams
 from minisgl.stage3.engine import Engine
-from minisgl.stage3.page_table import check_fits, max_pages
+from minisgl.stage3.page_count import check_fits, max_pages
 from minisgl.stage4.cache_manager import CacheManager
 from minisgl.stage4.config import CacheConfig
 

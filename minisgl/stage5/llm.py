@@ -8,7 +8,7 @@ from minisgl.core.llm import BaseLLM, Request
 from minisgl.core.outputs import TokenOutput
 from minisgl.core.sampling_params import SamplingParams
 from minisgl.stage3.engine import Engine
-from minisgl.stage3.page_table import check_fits
+from minisgl.stage3.page_count import check_fits
 from minisgl.stage5.config import SchedulerConfig
 from minisgl.stage5.scheduler import Scheduler
 

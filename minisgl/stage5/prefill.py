@@ -9,7 +9,7 @@ from torch import Tensor
 
 from minisgl.core.req import ChunkedReq, Req
 from minisgl.core.sampling_params import SamplingParams
-from minisgl.stage3.page_table import max_pages
+from minisgl.stage3.page_count import max_pages
 from minisgl.stage4.cache_manager import CacheManager
 from minisgl.stage5.decode import pages_to_come
 from minisgl.stage5.table import TableManager

@@ -8,8 +8,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from minisgl.core.req import Req
 from minisgl.core.sampling_params import SamplingParams
+from minisgl.stage3.page_count import check_fits, max_pages
 from minisgl.stage3.page_pool import PageAllocator
-from minisgl.stage3.page_table import PageTable, check_fits, max_pages
+from minisgl.stage3.page_table import PageTable
 
 ROWS, MAX_SEQ_LEN = 3, 50
 
