@@ -1,0 +1,17 @@
+"""What can be set about ranks. Does not load torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from minisgl.core.config import option
+from minisgl.stage5.config import SchedulerConfig
+
+
+@dataclass(frozen=True)
+class ParallelConfig(SchedulerConfig):
+    tp: int = option(1, "ranks (processes) the model is cut over: tensor parallelism", metavar="N")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.at_least("tp", 1)

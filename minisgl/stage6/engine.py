@@ -1,0 +1,65 @@
+"""The engine of one rank: its model is a share, and its layers reach the other shares. Knows nothing of processes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from minisgl.core.protocols import Communicator, NoCommunicator
+from minisgl.layers.shard import kv_head_range, q_head_range, shard_range
+from minisgl.models.config import ModelConfig
+from minisgl.stage3.engine import Engine
+from minisgl.stage6.communicators import DistributedCommunicator, check_devices, rank_device
+from minisgl.stage6.config import ParallelConfig
+
+
+class RankEngine(Engine):
+    """Adds to the steps "device" and "communication". With one rank it is the engine of stage 3."""
+
+    config: ParallelConfig
+
+    def __init__(
+        self,
+        config: ParallelConfig,
+        folder: Path,
+        model_config: ModelConfig,
+        max_seq_len: int,
+        rank: int = 0,
+        rendezvous: Path | None = None,
+    ) -> None:
+        """rendezvous: where config.tp ranks meet (see DistributedCommunicator). None: this rank is alone."""
+        self.rank, self._rendezvous = rank, rendezvous
+        super().__init__(config, folder, model_config, max_seq_len)
+
+    def choose_device(self) -> torch.device:
+        return super().choose_device() if self._rendezvous is None else rank_device(self.config.device, self.rank)
+
+    def connect(self) -> Communicator:
+        if self._rendezvous is None:
+            return NoCommunicator()
+        return DistributedCommunicator(self.rank, self.config.tp, self.device, self._rendezvous)
+
+    def memory(self) -> tuple[int, int]:
+        """Bytes of this rank's weights, and of its pool with the dummy page."""
+        weights = sum(parameter.nbytes for parameter in self.model.parameters())
+        layer = self.pool.k_cache(0).nbytes + self.pool.v_cache(0).nbytes
+        return weights, layer * self.model_config.num_layers
+
+
+@dataclass
+class _Rank:
+    rank: int
+    size: int
+
+
+def check_parallel(config: ParallelConfig, model: ModelConfig) -> None:
+    """Raises ValueError, before any process starts, when the model cannot be cut over config.tp ranks."""
+    check_devices(config.device, config.tp)
+    for place in (_Rank(rank, config.tp) for rank in range(config.tp)):
+        kv_head_range(model, place)
+        q_head_range(model, place)
+        for size in (model.vocab_size, model.intermediate_size, model.moe_intermediate_size):
+            if size:
+                shard_range(size, place.rank, place.size)
