@@ -12,7 +12,7 @@ from minisgl.core.tokenizer import Tokenizer
 from minisgl.core.tokenizer_backends import REPLACEMENT
 
 MAX_UNFINISHED = 3  # UTF-8 characters have at most four bytes, so at most three wait for the last
-KEEP_TOKENS = 16  # four characters of four byte tokens
+KEEP_TOKENS = 16  # four characters of four byte tokens: enough to find the borders of characters again
 MAX_TOKENS = 32
 
 
@@ -44,10 +44,11 @@ class IncrementalDetokenizer:
         return rest
 
     def _shorten(self, text: str) -> None:
-        """Forget the window's first tokens, unless that would cut a character or leave too little to wait for."""
+        """Forget the window's first tokens. What is left may begin with other text than before (half a character, no
+        space), but ends with the same: what was given out is counted from there."""
         kept = self._ids[-KEEP_TOKENS:]
         kept_text = self._tokenizer.decode(kept)
-        if len(kept_text) > MAX_UNFINISHED and text.endswith(kept_text):
+        if len(kept_text) > MAX_UNFINISHED:  # else these tokens print nothing, and the next would count as the first
             self._ids = kept
             self._sent -= len(text) - len(kept_text)
 

@@ -45,12 +45,20 @@ def metaspaces() -> RustTokenizer:
     return tokenizer
 
 
+def silent_letters(file: Path) -> RustTokenizer:
+    """A decoder that prints nothing for some tokens, and drops the first space."""
+    tokenizer = RustTokenizer.from_file(str(file))
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("z", ""), tokenizer.decoder])
+    return tokenizer
+
+
 @pytest.fixture(scope="module")
 def tokenizers(model_folder: Path, spm_file: Path) -> dict[str, Tokenizer]:
     """One of each way of decoding."""
     rust = {
         "byte level": RustTokenizer.from_file(str(model_folder / "tokenizer.json")),
         "byte fallback": RustTokenizer.from_file(str(spm_file)),
+        "silent letters": silent_letters(spm_file),
         "word pieces": word_pieces(),
         "metaspaces": metaspaces(),
         "words": RustTokenizer(models.WordLevel({word: i for i, word in enumerate("abcd")}, unk_token="a")),
@@ -58,7 +66,7 @@ def tokenizers(model_folder: Path, spm_file: Path) -> dict[str, Tokenizer]:
     return {kind: Tokenizer(CountingBackend(tokenizer)) for kind, tokenizer in rust.items()}
 
 
-KINDS = ["byte level", "byte fallback", "word pieces", "metaspaces", "words"]
+KINDS = ["byte level", "byte fallback", "silent letters", "word pieces", "metaspaces", "words"]
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]) | st.sampled_from("🍕👩‍🚀世界é \n�"))
 
 
@@ -102,6 +110,12 @@ def test_no_piece_has_half_a_character(tokenizers: dict[str, Tokenizer], kind: s
     out = pieces(tokenizer, cut)
     assert "".join(out) == tokenizer.decode(cut)
     assert whole.startswith("".join(out[:-1])), "what was streamed must stand, whatever the rest of the answer is"
+
+
+def test_tokens_without_text_leave_the_next_space(tokenizers: dict[str, Tokenizer]) -> None:
+    tokenizer = tokenizers["silent letters"]
+    ids = tokenizer.encode("the" + "z" * 100 + " cat", add_special_tokens=False)
+    assert "".join(pieces(tokenizer, ids)) == tokenizer.decode(ids) == "the cat"
 
 
 def test_a_character_comes_with_its_last_token(tokenizers: dict[str, Tokenizer]) -> None:
