@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from minisgl.core.protocols import Communicator
+from minisgl.layers.linear import LocalLinear
 from minisgl.layers.shard import shard_range, shard_sizes
 
 
@@ -29,7 +30,7 @@ class VocabParallelEmbedding(nn.Module):
         return self.comm.all_reduce(x.masked_fill_(elsewhere[:, None], 0))
 
 
-class ParallelLMHead(nn.Module):
+class ParallelLMHead(LocalLinear):
     """Each rank computes the logits of its rows; all ranks get all of them. weight: [local_vocab, hidden].
 
     tied_to: the embedding whose parameter is this layer's too.
@@ -38,12 +39,12 @@ class ParallelLMHead(nn.Module):
     def __init__(
         self, vocab_size: int, hidden_size: int, comm: Communicator, tied_to: VocabParallelEmbedding | None = None
     ) -> None:
-        super().__init__()
-        local_vocab = len(shard_range(vocab_size, comm.rank, comm.size))
-        self.weight = tied_to.weight if tied_to else nn.Parameter(torch.empty(local_vocab, hidden_size))
+        super().__init__(hidden_size, len(shard_range(vocab_size, comm.rank, comm.size)), bias=False)
+        if tied_to is not None:
+            self.weight = tied_to.weight
         self.vocab_sizes = shard_sizes(vocab_size, comm.size)
         self.comm = comm
 
     def forward(self, x: Tensor) -> Tensor:
         """x: [rows, hidden]. Returns [rows, vocab]."""
-        return self.comm.all_gather(F.linear(x, self.weight), self.vocab_sizes)
+        return self.comm.all_gather(super().forward(x), self.vocab_sizes)

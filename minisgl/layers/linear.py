@@ -2,7 +2,7 @@
 
 Columns first, rows second (Megatron-LM, Shoeybi et al., 2019): a column-parallel layer computes some of the
 outputs and needs no communication; the row-parallel layer after it takes just those as its inputs, and its
-partial sums are added over the ranks. Weights are [outputs, inputs], so "columns" of the mathematics are rows here.
+partial sums are added over the ranks. Weights are [outputs, inputs]: the columns of the mathematics are rows here.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from minisgl.core.protocols import Communicator
+from minisgl.kernel.linear import linear, pack_linear
 from minisgl.layers.shard import Heads, kv_head_range, q_head_range, shard_range
 
 
-class LinearReplicated(nn.Module):
-    """Every rank holds and computes all of it. weight: [outputs, inputs]."""
+class LocalLinear(nn.Module):
+    """The part of a projection that one rank holds. weight: [outputs, inputs]."""
 
     def __init__(self, inputs: int, outputs: int, bias: bool) -> None:
         super().__init__()
@@ -26,17 +26,28 @@ class LinearReplicated(nn.Module):
         self.bias = nn.Parameter(torch.empty(outputs)) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight, self.bias)  # [tokens, outputs]
+        """x: [tokens, inputs]. Returns [tokens, outputs]."""
+        return linear(x, self.weight, self.bias)
+
+    def pack(self) -> None:
+        """Once loaded, keep the weight as the device likes to read it: no one looks into it from here on."""
+        packed = pack_linear(self.weight)
+        if packed is not self.weight:
+            self.weight = nn.Parameter(packed, requires_grad=False)
 
 
-class LinearColParallelMerged(LinearReplicated):
+class LinearReplicated(LocalLinear):
+    """Every rank holds all of it."""
+
+
+class LinearColParallelMerged(LocalLinear):
     """Several projections of the same input in one product. A rank holds its share of each, one after another."""
 
     def __init__(self, inputs: int, outputs: Sequence[int], bias: bool, comm: Communicator) -> None:
         super().__init__(inputs, sum(len(shard_range(size, comm.rank, comm.size)) for size in outputs), bias)
 
 
-class LinearQKVMerged(LinearReplicated):
+class LinearQKVMerged(LocalLinear):
     """The q, k and v projections in one product, cut between KV groups: a rank's q heads, its k and v heads."""
 
     def __init__(self, inputs: int, heads: Heads, head_dim: int, bias: bool, comm: Communicator) -> None:
@@ -44,19 +55,17 @@ class LinearQKVMerged(LinearReplicated):
         super().__init__(inputs, num_heads * head_dim, bias)
 
 
-class LinearRowParallel(nn.Module):
-    """A rank holds all outputs of some inputs: its product is one term of the sum. weight: [outputs, local_inputs]."""
+class LinearRowParallel(LocalLinear):
+    """A rank holds all outputs of its inputs: its product is one term of the sum."""
 
     def __init__(self, local_inputs: int, outputs: int, bias: bool, comm: Communicator) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(outputs, local_inputs))
-        self.bias = nn.Parameter(torch.empty(outputs)) if bias else None
+        super().__init__(local_inputs, outputs, bias)
         self.comm = comm
 
     def forward(self, x: Tensor) -> Tensor:
         """x: [tokens, local_inputs]. Returns [tokens, outputs], the same on every rank."""
         bias = self.bias if self.comm.rank == 0 else None  # in the sum once
-        return self.comm.all_reduce(F.linear(x, self.weight, bias))
+        return self.comm.all_reduce(linear(x, self.weight, bias))
 
 
 class LinearOProj(LinearRowParallel):

@@ -16,6 +16,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from minisgl.core.protocols import Communicator
+from minisgl.layers.linear import LocalLinear
 from minisgl.layers.shard import kv_head_range, q_head_range, shard_range
 from minisgl.models.config import ModelConfig
 
@@ -81,6 +82,7 @@ def load_weights(
                 done += destination.nbytes
                 if progress is not None:
                     progress(done, total)
+    _pack(model)
 
 
 @torch.no_grad()
@@ -96,6 +98,7 @@ def dummy_weights(model: nn.Module, dtype: torch.dtype, device: torch.device, se
             parameter.fill_(1.0)  # a norm
         else:
             parameter.normal_(std=parameter.shape[-1] ** -0.5, generator=generator)
+    _pack(model)
 
 
 def allocate(model: nn.Module, dtype: torch.dtype, device: torch.device) -> None:
@@ -103,6 +106,12 @@ def allocate(model: nn.Module, dtype: torch.dtype, device: torch.device) -> None
     for parameter in model.parameters():
         real = nn.Parameter(torch.empty(parameter.shape, dtype=dtype, device=device), requires_grad=False)
         torch.utils.swap_tensors(parameter, real)
+
+
+def _pack(model: nn.Module) -> None:
+    for module in model.modules():
+        if isinstance(module, LocalLinear):
+            module.pack()
 
 
 def _pieces(name: str, parameter: nn.Parameter, config: ModelConfig, comm: Communicator) -> Iterator[tuple[str, Piece]]:

@@ -1,0 +1,37 @@
+"""The product every linear layer makes, and the order of weights in memory that suits the device. Knows no layer."""
+
+from __future__ import annotations
+
+import platform
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+# oneDNN chooses the blocks for a number of rows. 16 serves a decode batch best and loses nothing with one row; blocks
+# for one row are no faster there and slow with sixteen, blocks for a prompt of 512 are slower with both.
+_PACKED_FOR_ROWS = 16
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """x Wᵀ + b. x: [rows, inputs]; weight: [outputs, inputs], plain or from `pack_linear`. Returns [rows, outputs]."""
+    if weight.is_mkldnn:
+        return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+    return F.linear(x, weight, bias)
+
+
+def pack_linear(weight: Tensor) -> Tensor:
+    """The same weight in oneDNN's blocked order, where that is known to help; else the tensor that was given.
+
+    With rows stored one after another a CPU's core keeps 10 GB/s in bfloat16, with blocks 20: decoding is nearly
+    all reading of weights. The result is opaque (no views, no indexing); shape, dtype and `to_dense()` remain.
+    """
+    if weight.device.type != "cpu" or platform.machine() not in ("x86_64", "AMD64"):
+        return weight
+    if not torch.backends.mkldnn.is_available():
+        return weight
+    if weight.dtype == torch.float32 or (
+        weight.dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    ):
+        return torch.ops.mkldnn._reorder_linear_weight(weight.detach(), _PACKED_FOR_ROWS)
+    return weight
