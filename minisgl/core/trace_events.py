@@ -84,7 +84,7 @@ def read_events(path: str | Path) -> list[Event]:
         events = _read_merged(path)
     else:
         raise ValueError(f"no trace at {path}, and no parts of one: record it with --trace {path}")
-    return sorted(events, key=lambda event: event.ts)
+    return sorted(events, key=lambda event: (event.ts, -(event.duration or 0)))  # a span before those in it
 
 
 def _read_part(file: Path) -> Iterator[Event]:
