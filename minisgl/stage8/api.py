@@ -1,0 +1,137 @@
+"""The HTTP routes. Knows what each path means, and nothing of how answers are made or sent."""
+
+from __future__ import annotations
+
+import hmac
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI, Request
+from fastapi.responses import Response
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from minisgl.stage8.answer import Answer
+from minisgl.stage8.call import chat_call, completion_call
+from minisgl.stage8.errors import ApiError, as_api_error
+from minisgl.stage8.openai_protocol import check_model
+from minisgl.stage8.service import Service
+
+MAX_BODY = 16 << 20  # bytes: some million tokens
+OPEN_PATHS = ("/health", "/ready")  # for load balancers, which have no key
+
+
+def create_app(service: Service, api_key: str | None = None) -> FastAPI:
+    app = FastAPI(title="minisgl", openapi_url=None)
+    if api_key is not None:
+        app.add_middleware(KeyGuard, key=api_key)
+    app.add_exception_handler(ApiError, _failed)
+    app.add_exception_handler(HTTPException, _no_route)
+    app.add_exception_handler(ClientDisconnect, _gone)
+    app.add_exception_handler(Exception, _failed)
+    _add_openai_routes(app, service)
+    _add_state_routes(app, service)
+    return app
+
+
+def _add_openai_routes(app: FastAPI, service: Service) -> None:
+    @app.post("/v1/chat/completions")
+    async def chat_completions(request: Request) -> Response:
+        frontend = service.accepting()
+        return Answer(frontend, chat_call(await read_body(request), service.names, frontend.new_uid))
+
+    @app.post("/v1/completions")
+    async def completions(request: Request) -> Response:
+        frontend = service.accepting()
+        return Answer(frontend, completion_call(await read_body(request), service.names, frontend.new_uid))
+
+    @app.get("/v1/models")
+    async def models() -> Response:
+        return _json({"object": "list", "data": [_model_card(service, service.names[0])]})
+
+    @app.get("/v1/models/{name:path}")
+    async def model(name: str) -> Response:
+        check_model(name, service.names)
+        return _json(_model_card(service, name))
+
+
+def _add_state_routes(app: FastAPI, service: Service) -> None:
+    @app.get("/health")
+    async def health() -> Response:
+        service.check_health()
+        return _json({"status": "ok"})
+
+    @app.get("/ready")
+    async def ready() -> Response:
+        service.accepting()
+        return _json({"status": "ready"})
+
+    @app.get("/server_info")
+    async def server_info() -> Response:
+        return _json(service.info())
+
+
+async def read_body(request: Request) -> bytes:
+    """Raises ApiError 413 as soon as the body is known to be too long, which a header can tell."""
+    too_long = ApiError(413, f"the body is over the limit of {MAX_BODY} bytes: send less in one request")
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and int(declared) > MAX_BODY:
+        raise too_long
+    body = bytearray()
+    async for piece in request.stream():
+        body += piece
+        if len(body) > MAX_BODY:
+            raise too_long
+    return bytes(body)
+
+
+class KeyGuard:
+    """ASGI middleware: 401 without the key, before anything else is looked at."""
+
+    def __init__(self, app: ASGIApp, key: str) -> None:
+        self._app, self._expected = app, f"Bearer {key}".encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] in OPEN_PATHS or self._admits(scope):
+            await self._app(scope, receive, send)
+            return
+        message = "a valid API key is needed: send the header Authorization: Bearer KEY"
+        error = ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+        await error.response(scope, receive, send)
+
+    def _admits(self, scope: Scope) -> bool:
+        given = dict(scope["headers"]).get(b"authorization", b"")
+        return hmac.compare_digest(given, self._expected)
+
+
+def _model_card(service: Service, name: str) -> dict[str, Any]:
+    return {
+        "id": name,
+        "object": "model",
+        "created": service.created,
+        "owned_by": "minisgl",
+        "root": service.root,
+        "max_model_len": service.max_model_len,
+    }
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    return as_api_error(error).response
+
+
+async def _no_route(request: Request, error: Exception) -> Response:
+    """What Starlette itself refuses: no such path, or not with this method."""
+    status = error.status_code if isinstance(error, HTTPException) else 500
+    headers = error.headers if isinstance(error, HTTPException) else None
+    what = f"{request.method:.20} {request.url.path:.200}"
+    reason = {404: f"there is nothing at {what}", 405: f"{what} is not allowed: see the Allow header"}
+    return ApiError(status, reason.get(status, what), headers=headers).response
+
+
+async def _gone(request: Request, error: Exception) -> Response:
+    return Response(status_code=400)  # nobody will read it
+
+
+def _json(value: Any) -> Response:
+    return Response(msgspec.json.encode(value), media_type="application/json")

@@ -1,0 +1,119 @@
+"""Turns a request's body into requests for the engine and the form of the answer. Knows nothing of what runs them.
+
+Choices are numbered prompt by prompt: choice i answers prompt i // n.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from minisgl.core.sampling_params import SamplingParams
+from minisgl.stage8.errors import bad_request
+from minisgl.stage8.messages import Tokenize
+from minisgl.stage8.openai_protocol import (
+    ROLES,
+    Body,
+    ChatBody,
+    ChatMessage,
+    CompletionBody,
+    check_choices,
+    check_model,
+    decode_body,
+    for_choice,
+    sampling_params,
+)
+from minisgl.stage8.sse import AnswerFormat, ChatFormat, CompletionFormat
+
+COMPLETION_MAX_TOKENS = 16  # OpenAI's default
+MAX_TOKEN_ID = 2**31 - 1  # whether the vocabulary has an id, the tokenizer's process knows
+
+
+@dataclass(frozen=True)
+class Call:
+    requests: list[Tokenize]  # one a choice
+    n: int  # choices a prompt
+    stream: bool
+    include_usage: bool  # of a stream, which has usage only if asked; a whole answer always has it
+    format: AnswerFormat
+
+
+def chat_call(data: bytes, served: tuple[str, ...], new_uid: Callable[[], int]) -> Call:
+    """The body of /v1/chat/completions. Raises ApiError 400 or 404."""
+    body = decode_body(data, ChatBody)
+    check_model(body.model, served)
+    limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    if not body.messages:
+        raise bad_request("messages is empty: give at least one message", "messages")
+    chat = [_plain(message, f"messages[{index}]") for index, message in enumerate(body.messages)]
+    params = sampling_params(body, 1 if limit is None else limit)
+    return _call(body, [{"chat": chat, "fill_context": limit is None}], params, ChatFormat, served, new_uid)
+
+
+def completion_call(data: bytes, served: tuple[str, ...], new_uid: Callable[[], int]) -> Call:
+    """The body of /v1/completions. Raises ApiError 400 or 404."""
+    body = decode_body(data, CompletionBody)
+    check_model(body.model, served)
+    params = sampling_params(body, COMPLETION_MAX_TOKENS if body.max_tokens is None else body.max_tokens)
+    return _call(body, _prompts(body.prompt), params, CompletionFormat, served, new_uid)
+
+
+def _call(
+    body: Body,
+    prompts: list[dict[str, Any]],
+    params: SamplingParams,
+    format_class: type[AnswerFormat],
+    served: tuple[str, ...],
+    new_uid: Callable[[], int],
+) -> Call:
+    n = check_choices(len(prompts), body.n)
+    stream = bool(body.stream)
+    if body.stream_options is not None and not stream:
+        raise bad_request("stream_options is only for streams: set stream to true or leave it out", "stream_options")
+    include_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
+    requests = [
+        Tokenize(uid=new_uid(), params=for_choice(params, choice), **prompt)
+        for prompt in prompts
+        for choice in range(n)
+    ]
+    return Call(requests, n, stream, include_usage, format_class(body.model or served[0], include_usage))
+
+
+def _plain(message: ChatMessage, path: str) -> dict[str, str]:
+    """What the chat template is given: content as one string, parts joined by newlines as vLLM does."""
+    if message.role not in ROLES:
+        raise bad_request(f"{path}.role must be one of {', '.join(ROLES)}, not {message.role!r:.80}", f"{path}.role")
+    if isinstance(message.content, str):
+        content = message.content
+    else:
+        for index, part in enumerate(message.content):
+            if part.type != "text" or part.text is None:
+                place = f"{path}.content[{index}]"
+                raise bad_request(f"{place} must be a text part, not one of type {part.type!r:.80}", place)
+        content = "\n".join(part.text or "" for part in message.content)
+    # Templates know the system's role; most drop what a "developer" says without a word.
+    role = "system" if message.role == "developer" else message.role
+    return {"role": role, "content": content} | ({} if message.name is None else {"name": message.name})
+
+
+def _prompts(prompt: str | list[int | str | list[int]]) -> list[dict[str, Any]]:
+    """A string, a list of strings, a list of ids, or a list of lists of ids."""
+    if isinstance(prompt, str):
+        return [{"text": prompt}]
+    if not prompt:
+        raise bad_request("prompt is empty: give text or token ids", "prompt")
+    if all(isinstance(item, int) for item in prompt):
+        return [{"token_ids": _checked_ids(prompt)}]
+    if all(isinstance(item, str) for item in prompt):
+        return [{"text": item} for item in prompt]
+    if all(isinstance(item, list) for item in prompt):
+        return [{"token_ids": _checked_ids(item)} for item in prompt]
+    raise bad_request("prompt must hold only strings, only ids, or only lists of ids", "prompt")
+
+
+def _checked_ids(ids: Any) -> list[int]:
+    for token_id in ids:
+        if not 0 <= token_id <= MAX_TOKEN_ID:
+            raise bad_request(f"prompt: token id {token_id!r:.80} is not from 0 to {MAX_TOKEN_ID}", "prompt")
+    return ids

@@ -1,0 +1,213 @@
+"""The API's end of the ring: sends requests off and routes what comes back. Knows nothing of HTTP or of processes.
+
+All of it runs on one event loop. Whoever asks gets an `Ask`, and closing that is always enough: what is unfinished is
+aborted, once, and its uid forgotten. A uid is never used again, so a late reply can meet no other request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Iterable, Sequence
+from types import TracebackType
+from typing import Protocol
+
+from minisgl.stage8.messages import (
+    TO_API,
+    Abort,
+    Heartbeat,
+    MalformedMessage,
+    Message,
+    MessageDecoder,
+    Replies,
+    Reply,
+    Tokenize,
+)
+
+
+class RequestRefused(ValueError):
+    """The request itself is at fault. param: the field that is, if one is."""
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class QueueFull(RuntimeError):
+    """As many requests are open as may be: try again later."""
+
+
+class EngineGone(RuntimeError):
+    """The engine ended this request, or cannot take any."""
+
+
+class Outbox(Protocol):
+    def send(self, message: Message) -> None:
+        """Hands the message over in order, without waiting."""
+
+
+class Inbox(Protocol):
+    async def recv(self) -> bytes: ...
+
+
+class Ask:
+    """Requests that were sent off together, and their replies as they come.
+
+    Iterating gives lists of (index of the request, reply): all that has arrived since, so a slow reader gets longer
+    lists. Raises RequestRefused or EngineGone when one of the requests fails, after the replies before that. Use it
+    in a `with`; leaving it aborts what has not ended.
+    """
+
+    def __init__(self, frontend: Frontend, uids: Sequence[int]) -> None:
+        self._frontend = frontend
+        self._open = {uid: index for index, uid in enumerate(uids)}
+        self._silent = set(self._open.values())  # those without any reply yet
+        self._arrived: list[tuple[int, Reply]] = []
+        self._failure: Exception | None = None
+        self._wake = asyncio.Event()
+
+    def __aiter__(self) -> Ask:
+        return self
+
+    async def __anext__(self) -> list[tuple[int, Reply]]:
+        while not self._arrived:
+            if self._failure is None and not self._open:
+                raise StopAsyncIteration
+            await self._more()
+        arrived, self._arrived = self._arrived, []
+        return arrived
+
+    async def begun(self, indices: Iterable[int]) -> None:
+        """Wait until each of these requests has a reply, taking none. Raises as iterating does."""
+        while not self._silent.isdisjoint(indices):
+            await self._more()
+
+    async def _more(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+        self._wake.clear()
+        await self._wake.wait()
+
+    def put(self, reply: Reply) -> bool:
+        """Take in a reply to one of the open requests. Returns whether it was the last of that request."""
+        terminal = reply.error is not None or reply.finish_reason is not None
+        index = self._open.pop(reply.uid) if terminal else self._open[reply.uid]
+        if reply.error is not None:
+            self._failure = RequestRefused(reply.error, reply.param)
+        elif reply.finish_reason == "abort":
+            self._failure = EngineGone("the server ended this request before it was finished")
+        else:
+            self._silent.discard(index)
+            self._arrived.append((index, reply))
+        self._wake.set()
+        return terminal
+
+    def fail(self, error: Exception) -> None:
+        self._failure = error
+        self._open.clear()
+        self._wake.set()
+
+    def close(self) -> None:
+        """Abort what has not ended. May be called twice, and never waits: it is safe while being cancelled."""
+        uids = list(self._open)
+        self._open.clear()
+        self._wake.set()
+        for uid in uids:
+            self._frontend.abort(uid)
+
+    def __enter__(self) -> Ask:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+
+class Frontend:
+    """tokenizers: one outbox for each tokenizer process. replies: where the detokenizer's messages arrive.
+    max_open: requests that may be open, waiting ones and running ones together."""
+
+    def __init__(self, tokenizers: Sequence[Outbox], replies: Inbox, max_open: int) -> None:
+        self._tokenizers = tokenizers
+        self._replies = replies
+        self._decoder = MessageDecoder(TO_API)
+        self._uids = itertools.count()
+        self._asks: dict[int, Ask] = {}
+        self._heartbeat_at: float | None = None  # time.monotonic() seconds
+        self._failure: str | None = None
+        self.max_open = max_open
+        self.stats: dict[str, int] = {}  # the scheduler's, as of its last heartbeat
+        self.late = 0  # replies to requests that nobody waits for
+        self.malformed = 0  # messages that were none
+
+    @property
+    def num_open(self) -> int:
+        return len(self._asks)
+
+    @property
+    def heartbeat_age(self) -> float:
+        """Seconds since the scheduler last said that it is alive; infinite before it first did."""
+        return float("inf") if self._heartbeat_at is None else time.monotonic() - self._heartbeat_at
+
+    def new_uid(self) -> int:
+        return next(self._uids)
+
+    def ask(self, requests: Sequence[Tokenize]) -> Ask:
+        """Send requests off, each with a uid of its own from `new_uid`.
+
+        Raises QueueFull, EngineGone, or RequestRefused for more requests at once than may ever be open.
+        """
+        if self._failure is not None:
+            raise EngineGone(self._failure)
+        if len(requests) > self.max_open:
+            raise RequestRefused(f"{len(requests)} answers in one call: at most {self.max_open} may be open at once")
+        if self.num_open + len(requests) > self.max_open:
+            raise QueueFull(f"{self.num_open} of at most {self.max_open} requests are open: try again later")
+        ask = Ask(self, [request.uid for request in requests])
+        try:
+            for request in requests:
+                self._send(request)
+                self._asks[request.uid] = ask
+        except Exception:
+            ask.close()
+            raise
+        return ask
+
+    def abort(self, uid: int) -> None:
+        """Nobody waits for this request any more. Unknown to the engine if it never was sent, or had ended."""
+        if self._asks.pop(uid, None) is not None:
+            self._send(Abort(uid))
+
+    async def listen(self) -> None:
+        """Route replies for ever. Run it as a task of the loop that asks."""
+        while True:
+            data = await self._replies.recv()
+            try:
+                message = self._decoder.decode(data)
+            except MalformedMessage:
+                self.malformed += 1
+                continue
+            self._take(message)
+
+    def fail_all(self, error: str) -> None:
+        """The engine is gone: every open request, and every later one, fails with this error."""
+        self._failure = error
+        asks = set(self._asks.values())
+        self._asks.clear()
+        for ask in asks:
+            ask.fail(EngineGone(error))
+
+    def _take(self, message: Replies | Heartbeat) -> None:
+        if isinstance(message, Heartbeat):
+            self._heartbeat_at = time.monotonic()
+            self.stats = message.stats
+            return
+        for reply in message.replies:
+            ask = self._asks.get(reply.uid)
+            if ask is None:
+                self.late += 1
+            elif ask.put(reply):
+                del self._asks[reply.uid]
+
+    def _send(self, message: Tokenize | Abort) -> None:
+        self._tokenizers[message.uid % len(self._tokenizers)].send(message)

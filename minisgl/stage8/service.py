@@ -1,0 +1,72 @@
+"""What the server can do right now: which model, whether it takes requests, whether it is well. Knows no HTTP."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from minisgl.stage8.errors import unavailable
+from minisgl.stage8.frontend import Frontend
+
+HEARTBEAT_LIMIT = 60.0  # seconds without one: no step of a healthy scheduler takes so long
+
+
+@dataclass
+class Service:
+    """names: the model's, the one that answers carry first. root: where the model came from.
+
+    frontend and max_model_len are there once the engine is ready.
+    """
+
+    names: tuple[str, ...]
+    root: str
+    settings: dict[str, Any]  # as shown to clients: no keys
+    frontend: Frontend | None = None
+    max_model_len: int | None = None
+    status: Literal["starting", "ready", "draining", "failed"] = "starting"
+    problem: str | None = None
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def accepting(self) -> Frontend:
+        """Where requests go. Raises ApiError 503 that says why there is no such place."""
+        if self.problem is not None:
+            raise unavailable(self.problem)
+        if self.status == "draining":
+            raise unavailable("the server is shutting down: it takes no new requests")
+        if self.frontend is None:
+            raise unavailable("the server is still loading the model")
+        return self.frontend
+
+    def check_health(self) -> None:
+        """Raises ApiError 503 unless the engine lives."""
+        if self.problem is not None:
+            raise unavailable(self.problem)
+        if self.frontend is None:
+            raise unavailable("the server is still loading the model")
+        if self.frontend.heartbeat_age > HEARTBEAT_LIMIT:
+            raise unavailable(f"the scheduler has not been heard of for {self.frontend.heartbeat_age:.0f} s")
+
+    def fail(self, problem: str) -> None:
+        """The engine is gone for good: open requests end with this, and none is taken any more."""
+        self.status, self.problem = "failed", problem
+        if self.frontend is not None:
+            self.frontend.fail_all(problem)
+
+    def info(self) -> dict[str, Any]:
+        """Settings and live counters."""
+        counters: dict[str, int] = {}
+        if self.frontend is not None:
+            own = {
+                "requests_open": self.frontend.num_open,
+                "replies_late": self.frontend.late,
+                "messages_malformed": self.frontend.malformed,
+            }
+            counters = self.frontend.stats | own
+        return {
+            "model": self.names[0],
+            "max_model_len": self.max_model_len,
+            "status": self.status,
+            "settings": self.settings,
+            **counters,
+        }
