@@ -39,7 +39,10 @@ def token_hashes(keys: Tensor, token_ids: Tensor) -> Tensor:
 
 def gumbel_noise(seeds: Tensor, positions: Tensor, token_ids: Tensor) -> Tensor:
     """Standard Gumbel, -log(-log(uniform)): float32 [rows, vocab]. Finite everywhere."""
-    hashes = token_hashes(row_keys(seeds, positions), token_ids)
+    return _gumbel(token_hashes(row_keys(seeds, positions), token_ids))
+
+
+def _gumbel(hashes: Tensor) -> Tensor:
     # 31 bits, the middle of each step, so never 0. The largest noise comes from near 0, where a float32 is finest.
     uniform = (hashes & 0x7FFFFFFF).float().add_(0.5).mul_(2**-31).clamp_(max=_BELOW_ONE)
     return uniform.neg_().log1p_().neg_().log_().neg_()
