@@ -64,7 +64,7 @@ class BaseLLM(ABC):
     def _run(self, requests: list[Request]) -> Generator[TokenOutput, None, None]:
         """The loop of this stage. Closing the generator aborts what is unfinished and frees all it holds."""
 
-    def _stop(self) -> None:
+    def _stop(self) -> None:  # noqa: B027 (most stages have nothing to undo)
         """Undo `_start`, however far it came."""
 
     def stats(self) -> dict[str, int]:
@@ -120,8 +120,9 @@ class BaseLLM(ABC):
 
     def _text_of(self, text: IncrementalDetokenizer, output: TokenOutput) -> str:
         """An end-of-sequence token is in the ids and not in the text."""
-        shown = output.token_id is not None and output.finish_reason != "stop"
-        piece = text.add(output.token_id) if shown else ""
+        piece = ""
+        if output.token_id is not None and output.finish_reason != "stop":
+            piece = text.add(output.token_id)
         return piece + text.finish() if output.finish_reason else piece
 
     def _exclusive(self, requests: list[Request]) -> Generator[TokenOutput, None, None]:
@@ -148,7 +149,7 @@ class BaseLLM(ABC):
     def _requests(
         self, prompts: Prompts, sampling_params: SamplingParams | Sequence[SamplingParams] | None
     ) -> list[Request]:
-        many: Sequence[str] | Sequence[Sequence[int]] = [prompts] if isinstance(prompts, str) else prompts
+        many: Sequence[str | Sequence[int]] = [prompts] if isinstance(prompts, str) else prompts
         if sampling_params is None or isinstance(sampling_params, SamplingParams):
             params = [sampling_params or SamplingParams()] * len(many)
         else:
@@ -186,8 +187,9 @@ def check_prompt(ids: Sequence[int], params: SamplingParams, vocab_size: int, ma
     for token_id in ids:
         if isinstance(token_id, bool) or not isinstance(token_id, int) or not 0 <= token_id < vocab_size:
             raise ValueError(f"token id {token_id!r:.80} is not an integer from 0 to {vocab_size - 1}")
-    if len(ids) + params.max_tokens > max_seq_len:
+    total = len(ids) + params.max_tokens
+    if total > max_seq_len:
         raise ValueError(
-            f"{len(ids)} prompt tokens and max_tokens {params.max_tokens} make {len(ids) + params.max_tokens}, over the "
-            f"limit of {max_seq_len}: shorten the prompt, lower max_tokens, or raise --max-seq-len"
+            f"{len(ids)} prompt tokens and max_tokens {params.max_tokens} make {total}, over the limit of "
+            f"{max_seq_len}: shorten the prompt, lower max_tokens, or raise --max-seq-len"
         )

@@ -79,8 +79,8 @@ class Req:
         self.cached_len = self.device_len
         self.device_len += 1
 
-    def append_host(self, token_id: int, eos_ids: frozenset[int]) -> None:
-        """The sampled token has reached the host: note it, and whether it is the last (finish_reason).
+    def append_host(self, token_id: int, eos_ids: frozenset[int]) -> FinishReason | None:
+        """The sampled token has reached the host: note it, and why it is the last, if it is (finish_reason).
 
         The host's own count decides: device_len may be a step ahead.
         """
@@ -90,6 +90,7 @@ class Req:
             self.finish_reason = "stop"
         elif self.output_len == self.sampling_params.max_tokens:
             self.finish_reason = "length"
+        return self.finish_reason
 
     def __repr__(self) -> str:
         lengths = f"cached={self.cached_len} device={self.device_len} max={self.max_device_len}"
@@ -110,5 +111,5 @@ class ChunkedReq(Req):
     def complete_one(self) -> None:
         self.cached_len = self.device_len
 
-    def append_host(self, token_id: int, eos_ids: frozenset[int]) -> None:
+    def append_host(self, token_id: int, eos_ids: frozenset[int]) -> FinishReason | None:
         raise RuntimeError(f"{self!r} is a chunk: nothing is sampled from it")

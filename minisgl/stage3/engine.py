@@ -58,8 +58,8 @@ class Engine:
             rows = config.max_running_requests
             self.table = PageTable(rows, max_seq_len, config.page_size, self.pool.dummy_slot, self.device)
             self.dummy_req = Req(-1, torch.zeros(1, dtype=torch.int32), SamplingParams(max_tokens=1), rows)
-            heads = [q_head_range(model_config, self.comm), kv_head_range(model_config, self.comm)]
-            self.attention = create_attention(config.attn, *map(len, heads), model_config.head_dim, config.page_size)
+            q_heads, kv_heads = len(q_head_range(model_config, self.comm)), len(kv_head_range(model_config, self.comm))
+            self.attention = create_attention(config.attn, q_heads, kv_heads, model_config.head_dim, config.page_size)
         with _step("graphs"):
             self.prepare_to_run()
 

@@ -15,9 +15,7 @@ from minisgl.core.req import Req
 class PageTable:
     """Rows of width align_up(max_seq_len, page_size); the last row belongs to the dummy request."""
 
-    def __init__(
-        self, num_rows: int, max_seq_len: int, page_size: int, dummy_slot: int, device: torch.device
-    ) -> None:
+    def __init__(self, num_rows: int, max_seq_len: int, page_size: int, dummy_slot: int, device: torch.device) -> None:
         self.page_size = page_size
         self.dummy_row = num_rows
         width = -(-max_seq_len // page_size) * page_size

@@ -117,13 +117,13 @@ class Scheduler:
         if isinstance(req, ChunkedReq):
             return None
         is_first = req.output_len == 0
-        req.append_host(token_id, self.eos_ids)
-        if req.finish_reason is not None:
+        reason = req.append_host(token_id, self.eos_ids)
+        if reason is not None:
             self.decode.remove(req)
             self._release_if_idle(req)
         elif is_first:
             self.cache.cache_req(req, finished=False)  # its prompt is there for whoever comes next
-        return TokenOutput(req.uid, token_id, req.finish_reason, req.cached_tokens)
+        return TokenOutput(req.uid, token_id, reason, req.cached_tokens)
 
     def _release_if_idle(self, req: Req) -> None:
         """Pages and row come back once, when no launched batch can still write to them."""

@@ -1,0 +1,123 @@
+"""Every stage by what it is for, each in a fresh process, beside transformers: a table, and JSON lines.
+
+python -m minisgl.benchmark stages [--dtype bfloat16] [--threads 2] [--out FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from minisgl.benchmark import http_load
+from minisgl.benchmark.records import record, table, write
+from minisgl.benchmark.workload import Workload
+
+MODEL = "smollm2-135m"
+RESULTS = Path(__file__).parent / "results" / "stages.jsonl"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16")
+    parser.add_argument("--threads", type=int, default=2, help="of each measured process")
+    parser.add_argument("--stages", default="1,2,3,4,5,6,7,8", help="which, with commas between")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="JSON lines are appended here")
+
+
+def main(args: argparse.Namespace) -> None:
+    common = ["--dtype", args.dtype, "--threads", str(args.threads)]
+    stages = [int(number) for number in args.stages.split(",")]
+    found: dict[str, dict[str, float]] = {"transformers": child("transformers_baseline", common)}
+    for stage in stages:
+        if stage < 8:
+            found[f"stage {stage}"] = child("measure", [*common, "--stage", str(stage)])
+    if 6 in stages:
+        found["stage 6, tp 2"] = child(
+            "measure", ["--dtype", args.dtype, "--threads", "1", "--stage", "6", "--tp", "2"]
+        )
+    if 8 in stages:
+        found["stage 8, HTTP"] = asyncio.run(serve_and_load(args.dtype, args.threads))
+    setting = f"dtype={args.dtype} threads={args.threads}"
+    write(args.out, [entry for who, numbers in found.items() for entry in records(who, numbers, setting)])
+    print(table(rows(found)))
+    print(f"\nappended to {args.out}", file=sys.stderr)
+
+
+def child(module: str, arguments: list[str]) -> dict[str, float]:
+    """Run a measurement in a process of its own. Exits with its words when it fails."""
+    start = time.perf_counter()
+    print(f"{module} {' '.join(arguments)} ...", end=" ", file=sys.stderr, flush=True)
+    command = [sys.executable, "-m", f"minisgl.benchmark.{module}", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"\n{done.stderr}")
+    print(f"{time.perf_counter() - start:.0f} s", file=sys.stderr)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+async def serve_and_load(dtype: str, threads: int) -> dict[str, float]:
+    """Start the server, time it to its first answer, then send it what the other stages were given."""
+    start = time.perf_counter()
+    command = [
+        "-m",
+        "minisgl.stage8",
+        "--port",
+        "0",
+        "--dtype",
+        dtype,
+        "--threads",
+        str(threads),
+        "--max-seq-len",
+        "4096",
+    ]
+    server = await asyncio.create_subprocess_exec(sys.executable, *command, stderr=asyncio.subprocess.PIPE)
+    try:
+        port = await ready_port(server)
+        load = Workload()
+        await http_load.run(port, MODEL, load.prompts()[:1], 1)
+        found = {"start_to_first_answer_s": time.perf_counter() - start}
+        one, _ = await http_load.run(port, MODEL, load.prompts()[:1], load.output_len)
+        found["one_stream_tok_s"] = one[0].output_tokens / one[0].elapsed
+        await http_load.run(port, MODEL, load.prompts(), 2)
+        answers, seconds = await http_load.run(port, MODEL, load.prompts(), load.output_len)
+        found["batch_tok_s"] = sum(answer.output_tokens for answer in answers) / seconds
+        return found
+    finally:
+        server.terminate()
+        await asyncio.wait_for(server.wait(), 60)
+
+
+async def ready_port(server: asyncio.subprocess.Process) -> int:
+    """From the server's one ready line; then go on reading, so that it never blocks on a full pipe."""
+    assert server.stderr is not None
+    said = b""
+    async for line in server.stderr:
+        said += line
+        if b"ready: http://" in line:
+            asyncio.get_running_loop().create_task(server.stderr.read())
+            return int(line.split(b"://", 1)[1].split(b":", 1)[1].split(b"/", 1)[0])
+    raise RuntimeError(f"the server ended before it was ready: {said.decode()[-2000:]}")
+
+
+def records(who: str, numbers: dict[str, float], setting: str) -> list[dict[str, Any]]:
+    tp = 2 if "tp 2" in who else 1
+    return [
+        record("stages", MODEL, f"{setting} of={who.replace(' ', '_')}", name, unit(name), value, tp)
+        for name, value in numbers.items()
+    ]
+
+
+def unit(name: str) -> str:
+    endings = {"_tok_s": "tokens/s", "_ms": "ms", "_s": "s"}
+    return next((text for end, text in endings.items() if end in name), "bytes")
+
+
+def rows(found: dict[str, dict[str, float]]) -> list[list[str]]:
+    names = list(dict.fromkeys(name for numbers in found.values() for name in numbers))
+    header = ["", *names]
+    return [header, *([who, *(f"{n[name]:.4g}" if name in n else "" for name in names)] for who, n in found.items())]
