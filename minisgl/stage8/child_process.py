@@ -1,0 +1,106 @@
+"""A child as its parent sees it: two pipes and a status. Knows nothing of its work, nor of its siblings.
+
+What goes through the pipes is in child.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from minisgl.stage8.child import Failed, Orders, Ready, Report
+
+SECONDS_TO_EXIT = 5.0  # after its last words
+
+
+class ChildProcess:
+    """`reporting` waits for reports, and so for deaths."""
+
+    def __init__(self, module: str, orders: Orders) -> None:
+        self.name = orders.name
+        self.failed: Failed | None = None  # its last words
+        self.dead = False
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", module],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,
+            env={**os.environ, "PYTHONPATH": _python_path()},
+            start_new_session=True,  # Ctrl-C is for the parent alone, which then ends them in order
+        )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._orders, self._reports = self._process.stdin, self._process.stdout
+        self.tell(orders)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def fileno(self) -> int:
+        """Can be read when there is a report, and when the child is dead."""
+        return self._reports.fileno()
+
+    def tell(self, line: msgspec.Struct) -> None:
+        with contextlib.suppress(BrokenPipeError):  # it is dead, which `report` will say
+            self._orders.write(msgspec.json.encode(line) + b"\n")
+
+    def report(self) -> Ready | None:
+        """The next report; waits for it. None when the child is dead, or as good as dead (`failed`)."""
+        line = os.read(self.fileno(), 65536)  # a report is written at once, and is shorter than a pipe is long
+        report = msgspec.json.decode(line, type=Report) if line else None
+        if isinstance(report, Ready):
+            return report
+        self.dead = True
+        self.failed = report or self.failed
+        return None
+
+    def death(self) -> str:
+        """How it died, and why if it said so, in one line. Only when it is dead."""
+        why = f": {self.failed.error}" if self.failed else ""
+        try:
+            status = self._process.wait(SECONDS_TO_EXIT)
+        except subprocess.TimeoutExpired:
+            return f"the {self.name} process hangs{why}"
+        how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+        return f"the {self.name} process {how}{why}"
+
+    def end(self) -> None:
+        """Ask it to end."""
+        with contextlib.suppress(OSError):
+            self._orders.close()
+
+    def wait(self, deadline: float) -> None:
+        """Until it has ended. It is killed at the deadline, in seconds of time.monotonic()."""
+        try:
+            self._process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def close(self) -> None:
+        """Only when it has ended."""
+        self._reports.close()
+
+
+def reporting(children: Iterable[ChildProcess], timeout: float | None = None) -> list[ChildProcess]:
+    """Those that have a report or are dead. Waits for the first, but no longer than timeout seconds."""
+    with selectors.DefaultSelector() as selector:
+        for child in children:
+            selector.register(child.fileno(), selectors.EVENT_READ, child)
+        return [key.data for key, _ in selector.select(timeout)]
+
+
+def _python_path() -> str:
+    """A child runs the very package that its parent does, wherever both were started."""
+    root = str(Path(__file__).resolve().parents[2])
+    return os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])

@@ -1,0 +1,127 @@
+"""The server's loop, and the server without a port: the messages the API would send, sent by a caller of `generate`.
+
+Knows nothing of HTTP, and does not load torch: the engine is in another process.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator, Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, NoReturn
+
+from minisgl.core.llm import BaseLLM, Request
+from minisgl.core.outputs import TokenOutput
+from minisgl.core.sampling_params import SamplingParams
+from minisgl.stage3.page_count import check_fits
+from minisgl.stage8.launch import ProcessDied, Processes
+from minisgl.stage8.messages import TO_API, Abort, Heartbeat, Reply, Tokenize
+from minisgl.stage8.server_config import ServerConfig
+from minisgl.stage8.sockets import Sockets
+
+if TYPE_CHECKING:
+    from minisgl.stage5.scheduler import Scheduler
+    from minisgl.stage8.scheduler_io import Desk, RankInbox
+
+
+def serve(scheduler: Scheduler, inbox: RankInbox, desk: Desk) -> NoReturn:
+    """What every scheduler process runs, for ever."""
+    while True:
+        for message in inbox.receive(wait=not scheduler.has_work):
+            desk.take(message)
+        forward_input = scheduler.schedule()
+        if forward_input is not None:
+            desk.report(scheduler.commit(forward_input, scheduler.forward(forward_input)))
+        elif scheduler.has_work:
+            raise RuntimeError("requests wait, nothing runs, and none can be admitted: this is a bug")
+        desk.heartbeat()
+
+
+class LLM(BaseLLM):
+    config: ServerConfig
+    config_class = ServerConfig
+
+    def _start(self) -> None:
+        self._parts = ExitStack()
+        self.processes = Processes(self.config, self.folder)
+        self._parts.callback(self.processes.stop)
+        sockets = Sockets()
+        self._parts.callback(sockets.close)
+        self._tokenizers = [sockets.outbox(bind=address) for address in self.processes.to_tokenizer_addresses]
+        self._inbox = sockets.inbox(TO_API, bind=self.processes.from_detokenizer_address)
+        self._heartbeat = Heartbeat(0, {})
+        self.processes.start()
+
+    def _stop(self) -> None:
+        self._parts.close()
+
+    def _run(self, requests: list[Request]) -> Generator[TokenOutput, None, None]:
+        """Closing it waits for the last message of what it aborts: then all that was held is free."""
+        unfinished = {request.uid for request in requests}
+        self._check_alive()
+        for request in requests:
+            self._send(Tokenize(request.uid, request.sampling_params, token_ids=request.prompt_ids))
+        try:
+            while unfinished:
+                yield from self._next(unfinished)
+        except ProcessDied:
+            raise
+        except BaseException:
+            for uid in sorted(unfinished):
+                self._send(Abort(uid))
+            while unfinished:
+                self._next(unfinished)
+            raise
+
+    def stats(self) -> dict[str, int]:
+        """As of now: what comes with the scheduler's next heartbeat, within a second."""
+        now = time.monotonic_ns()
+        while self._heartbeat.time < now:
+            self._receive()
+        return self._heartbeat.stats
+
+    def _check(self, prompt: str | Sequence[int], params: SamplingParams) -> tuple[list[int], SamplingParams]:
+        ids, params = super()._check(prompt, params)
+        check_fits(len(ids), params, self.processes.info.page_size, self.processes.info.num_pages)
+        return ids, params
+
+    def _send(self, message: Tokenize | Abort) -> None:
+        self._tokenizers[message.uid % len(self._tokenizers)].send(message)
+
+    def _next(self, unfinished: set[int]) -> list[TokenOutput]:
+        """The tokens of the next messages. What has ended leaves `unfinished`."""
+        outputs: list[TokenOutput] = []
+        for reply in self._receive():
+            outputs += _outputs(reply)
+            if reply.finish_reason or reply.error:
+                unfinished.remove(reply.uid)
+        return outputs
+
+    def _receive(self) -> list[Reply]:
+        """Replies as they come; waits for messages. Raises ProcessDied."""
+        replies: list[Reply] = []
+        for message in self._inbox.receive(also=self.processes.signs_of_death):
+            if isinstance(message, Heartbeat):
+                self._heartbeat = message
+            else:
+                replies += message.replies
+        if not replies:
+            self._check_alive()
+        return replies
+
+    def _check_alive(self) -> None:
+        death = self.processes.dead()
+        if death:
+            raise ProcessDied(f"{death}; this LLM is of no more use, make a new one")
+
+
+def _outputs(reply: Reply) -> list[TokenOutput]:
+    """One for each token, of which the last says how the request ended; one without a token if there is none."""
+    if reply.error:
+        raise RuntimeError(f"request {reply.uid} was refused: {reply.error}")
+    ids: list[int | None] = [*reply.token_ids] or [None]
+    last = len(ids) - 1
+    return [
+        TokenOutput(reply.uid, token_id, reply.finish_reason if i == last else None, reply.cached_tokens)
+        for i, token_id in enumerate(ids)
+    ]

@@ -1,0 +1,114 @@
+"""The scheduler's ends of the ring: what all ranks take in, and what rank 0 says. Knows nothing of batches."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from minisgl.core.outputs import TokenOutput
+from minisgl.stage8.child import one_line
+from minisgl.stage8.messages import TO_SCHEDULER, Abort, Generate, Heartbeat, Message, MessageDecoder, Rejected, Step
+from minisgl.stage8.sockets import Inbox, Outbox, Publisher, Subscriber
+
+if TYPE_CHECKING:
+    from minisgl.stage5.scheduler import Scheduler
+
+log = logging.getLogger("minisgl")
+
+HEARTBEAT_SECONDS = 1.0
+MAX_ERROR_CHARS = 300
+
+
+class RankInbox(Protocol):
+    """All ranks get the same messages in the same turns of their loops; so they form the same batches."""
+
+    def receive(self, wait: bool) -> list[Message]:
+        """What has come. wait: there is nothing else to do until something does."""
+
+
+class FirstRankInbox:
+    """Takes in what the tokenizers send, and hands the very bytes on to the other ranks, if there are any."""
+
+    def __init__(self, inbox: Inbox, publisher: Publisher | None) -> None:
+        self.inbox, self._publisher = inbox, publisher
+
+    def receive(self, wait: bool) -> list[Message]:
+        """A wait may end with nothing, for a heartbeat. The other ranks do not hear of that: they wait on."""
+        received = self.inbox.receive_raw(HEARTBEAT_SECONDS if wait else 0)
+        if self._publisher and (received or not wait):
+            self._publisher.send(received)
+        return self.inbox.decoder.decode_all(received)
+
+
+class OtherRankInbox:
+    """Takes in what rank 0 hands on, one tick a call. It always waits for it: so the ranks stay in step."""
+
+    def __init__(self, subscriber: Subscriber) -> None:
+        self._subscriber = subscriber
+        self._decoder = MessageDecoder(TO_SCHEDULER)
+
+    def receive(self, wait: bool) -> list[Message]:
+        return self._decoder.decode_all(self._subscriber.receive())
+
+
+class Desk:
+    """Messages in, calls of the scheduler; outputs back, messages. Every request taken in is answered to its end."""
+
+    def __init__(self, scheduler: Scheduler, outbox: Outbox | None, inbox: Inbox | None = None) -> None:
+        """outbox, inbox: rank 0's. The other ranks do the same and say nothing."""
+        self._scheduler, self._outbox, self._inbox = scheduler, outbox, inbox
+        self._prompt_tokens: dict[int, int] = {}  # by uid: the requests that have not ended
+        self._last_heartbeat = float("-inf")
+
+    def take(self, message: Message) -> None:
+        if isinstance(message, Generate):
+            self._add(message)
+        elif isinstance(message, Abort):
+            self.report(self._scheduler.abort(message.uid))
+        elif isinstance(message, Rejected):
+            self._send(message)
+
+    def report(self, outputs: Sequence[TokenOutput]) -> None:
+        """What one step gave, in one message."""
+        if not outputs:
+            return
+        uids, token_ids, reasons, cached = (list(column) for column in zip(*outputs, strict=True))
+        self._send(Step(uids, token_ids, reasons, cached, [self._prompt_tokens[uid] for uid in uids]))
+        for output in outputs:
+            if output.finish_reason:
+                del self._prompt_tokens[output.uid]
+
+    def heartbeat(self) -> None:
+        """Say that the loop is alive, if that was not said within the last second."""
+        now = time.monotonic()
+        if self._outbox and now - self._last_heartbeat >= HEARTBEAT_SECONDS:
+            self._last_heartbeat = now
+            self._send(Heartbeat(time.monotonic_ns(), self.stats()))
+
+    def stats(self) -> dict[str, int]:
+        scheduler = self._scheduler
+        stats = {**scheduler.stats(), "requests_running": len(scheduler.decode.running)}
+        stats["requests_waiting"] = len(scheduler.prefill.pending)
+        if self._inbox:
+            stats["scheduler_wakeups"] = self._inbox.wakeups
+            stats["malformed_messages"] = self._inbox.decoder.malformed
+        return stats
+
+    def _add(self, message: Generate) -> None:
+        """The tokenizer has checked it. Should it fail all the same, only this request may."""
+        if message.uid in self._prompt_tokens:
+            log.error("request %d came twice: the second is dropped", message.uid)
+            return
+        try:
+            prompt_ids = message.prompt_ids
+            self._scheduler.add(message.uid, prompt_ids, message.params)
+            self._prompt_tokens[message.uid] = len(prompt_ids)
+        except Exception as error:
+            log.error("request %d cannot be queued", message.uid, exc_info=error)
+            self._send(Rejected(message.uid, one_line(error, MAX_ERROR_CHARS)))
+
+    def _send(self, message: Message) -> None:
+        if self._outbox:
+            self._outbox.send(message)

@@ -1,0 +1,68 @@
+"""The process of one rank's scheduler and engine: `python -m minisgl.stage8.scheduler_process`.
+
+Knows nothing of text. Its loop is `serve` in llm.py.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from minisgl.core.llm import check_max_seq_len
+from minisgl.core.tokenizer import Tokenizer
+from minisgl.models.config import ModelConfig
+from minisgl.stage8.child import Child, EngineInfo, Ready, run_child
+from minisgl.stage8.llm import serve
+from minisgl.stage8.messages import TO_SCHEDULER
+from minisgl.stage8.scheduler_io import Desk, FirstRankInbox, OtherRankInbox
+from minisgl.stage8.server_config import ServerConfig
+from minisgl.stage8.sockets import Addresses, Sockets
+
+if TYPE_CHECKING:
+    from minisgl.stage5.scheduler import Scheduler
+
+
+def work(child: Child) -> None:
+    child.watch()
+    orders, config = child.orders, child.orders.config
+    addresses, sockets = Addresses(Path(orders.directory)), Sockets()
+    if orders.index > 0:
+        subscriber = sockets.subscriber(addresses.ranks)
+        scheduler = make_scheduler(child)
+        child.tell(Ready())
+        serve(scheduler, OtherRankInbox(subscriber), Desk(scheduler, None))
+    inbox = sockets.inbox(TO_SCHEDULER, bind=addresses.scheduler)
+    outbox = sockets.outbox(connect=[addresses.detokenizer])
+    publisher = sockets.publisher(addresses.ranks) if config.tp > 1 else None
+    scheduler = make_scheduler(child)
+    if publisher:
+        publisher.wait_for(config.tp - 1)
+    child.tell(Ready(EngineInfo(scheduler.engine.max_seq_len, config.page_size, scheduler.cache.num_pages)))
+    serve(scheduler, FirstRankInbox(inbox, publisher), Desk(scheduler, outbox, inbox))
+
+
+def make_scheduler(child: Child) -> Scheduler:
+    """Loads torch, then the model."""
+    from minisgl.stage5.scheduler import Scheduler
+    from minisgl.stage6.engine import RankEngine, check_parallel
+
+    orders = child.orders
+    config = replace(orders.config, threads=orders.config.threads or default_threads(orders.config))
+    folder = Path(orders.folder)
+    model_config = ModelConfig.from_folder(folder)
+    check_parallel(config, model_config)
+    rendezvous = Path(orders.directory) / "rendezvous" if config.tp > 1 else None
+    max_seq_len = check_max_seq_len(config, model_config)
+    engine = RankEngine(config, folder, model_config, max_seq_len, orders.index, rendezvous)
+    return Scheduler(config, engine, Tokenizer.from_folder(folder).eos_ids, child.tracer)
+
+
+def default_threads(config: ServerConfig) -> int:
+    """Of a rank on a CPU: one beside other ranks; alone, all cores but one, which the other processes need."""
+    return 1 if config.tp > 1 else max(1, (os.cpu_count() or 1) - 1)
+
+
+if __name__ == "__main__":
+    run_child(work)

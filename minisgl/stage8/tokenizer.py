@@ -1,0 +1,98 @@
+"""Turns requests into token ids, and refuses those that cannot be served. Knows nothing of sockets or processes.
+
+A request may fail here, the process may not: whatever goes wrong becomes the request's `Rejected`.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from minisgl.core.llm import check_prompt
+from minisgl.core.sampling_params import MAX_SEED, SamplingParams
+from minisgl.core.tokenizer import Tokenizer
+from minisgl.stage3.page_count import check_fits
+from minisgl.stage8.child import EngineInfo, one_line
+from minisgl.stage8.messages import Abort, Generate, Message, Rejected, Tokenize
+
+log = logging.getLogger("minisgl")
+
+MAX_ERROR_CHARS = 300
+
+Outcome = list[int] | BaseException  # of one request: its ids, or why there are none
+
+
+class TokenizerRole:
+    """vocab_size: the model's, which may be larger than the tokenizer's. seed: draws the seeds of requests without."""
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, info: EngineInfo, seed: int) -> None:
+        self._tokenizer, self._vocab_size, self._info = tokenizer, vocab_size, info
+        self._seeds = random.Random(seed)
+
+    def handle(self, messages: Sequence[Message]) -> list[Message]:
+        """What these messages come to, for the scheduler and in their order. Messages of other roles are ignored."""
+        outcomes = iter(self._encode_all([message for message in messages if isinstance(message, Tokenize)]))
+        results: list[Message] = []
+        for message in messages:
+            if isinstance(message, Tokenize):
+                results.append(self._result(message, next(outcomes)))
+            elif isinstance(message, Abort):
+                results.append(message)
+        return results
+
+    def _encode_all(self, requests: Sequence[Tokenize]) -> list[Outcome]:
+        """One outcome a request. Texts are encoded together; a template has written BOS, plain text has not."""
+        rendered = [_attempt(self._render, request) for request in requests]
+        for special in (True, False):
+            texts = {i: text for i, text in enumerate(rendered) if isinstance(text, str)}
+            texts = {i: text for i, text in texts.items() if (requests[i].chat is None) is special}
+            for i, outcome in zip(texts, self._encode(list(texts.values()), special), strict=True):
+                rendered[i] = outcome
+        return rendered
+
+    def _encode(self, texts: list[str], special: bool) -> list[Outcome]:
+        """A batch that fails is encoded again one by one: only those that are at fault shall fail."""
+        batch = _attempt(self._tokenizer.encode_batch, texts, special) if len(texts) > 1 else None
+        if isinstance(batch, list):
+            return batch
+        return [_attempt(self._tokenizer.encode, text, special) for text in texts]
+
+    def _render(self, request: Tokenize) -> list[int] | str:
+        if [request.text, request.token_ids, request.chat].count(None) != 2:
+            raise ValueError("a request needs exactly one of text, token ids and chat messages")
+        if request.chat is not None:
+            return self._tokenizer.apply_chat_template(request.chat)
+        return request.text if request.text is not None else request.token_ids or []
+
+    def _result(self, request: Tokenize, outcome: Outcome) -> Generate | Rejected:
+        try:
+            if not isinstance(outcome, list):
+                raise outcome
+            params = self._complete(request, len(outcome))
+            check_prompt(outcome, params, self._vocab_size, self._info.max_seq_len)
+            check_fits(len(outcome), params, self._info.page_size, self._info.num_pages)
+            return Generate.of(request.uid, outcome, params)
+        except BaseException as error:  # a panic of the Rust library is not an Exception
+            if not isinstance(error, ValueError):
+                log.error("request %d: the tokenizer failed", request.uid, exc_info=error)
+            return Rejected(request.uid, one_line(error, MAX_ERROR_CHARS))
+
+    def _complete(self, request: Tokenize, prompt_len: int) -> SamplingParams:
+        """What only now can be said: how much the context leaves, and the seed, which all ranks must share."""
+        params = request.params
+        if request.fill_context:
+            params = replace(params, max_tokens=max(1, self._info.max_total_tokens - prompt_len))
+        if params.seed is None and not params.is_greedy:
+            params = replace(params, seed=self._seeds.randint(0, MAX_SEED))
+        return params
+
+
+def _attempt(call: Callable[..., Any], *args: Any) -> Any:
+    """What the call returns, or what it raised."""
+    try:
+        return call(*args)
+    except BaseException as error:  # see above
+        return error
