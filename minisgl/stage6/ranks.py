@@ -125,7 +125,7 @@ class RankGroup:
                 stdin=subprocess.DEVNULL,
                 stdout=2,  # standard output is for answers: what a library prints there is a log line
                 start_new_session=True,  # Ctrl-C is for the parent alone, which then ends them in order
-                env={**_loopback_only(), **os.environ},
+                env={**loopback_only(), **os.environ},
             )
         self._processes.append(process)
         self._connections[-1].send_bytes(encode(start))
@@ -200,7 +200,7 @@ def _status(process: subprocess.Popen[bytes]) -> str:
     return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit status {code}"
 
 
-def _loopback_only() -> dict[str, str]:
+def loopback_only() -> dict[str, str]:
     """Ranks of one machine meet there: it works without a network, and nobody else can reach them."""
     names = [name for _, name in socket.if_nameindex() if name in ("lo", "lo0")]
     return {"GLOO_SOCKET_IFNAME": names[0]} if names else {}
