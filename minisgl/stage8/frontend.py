@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Iterable, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import Protocol
 
@@ -44,11 +45,11 @@ class EngineGone(RuntimeError):
 
 class Outbox(Protocol):
     def send(self, message: Message) -> None:
-        """Hands the message over in order, without waiting."""
+        """Hands the message over in order, without waiting. Raises EngineGone when nobody takes it."""
 
 
 class Inbox(Protocol):
-    async def recv(self) -> bytes: ...
+    def recv(self) -> Awaitable[bytes]: ...
 
 
 class Ask:
@@ -176,7 +177,8 @@ class Frontend:
     def abort(self, uid: int) -> None:
         """Nobody waits for this request any more. Unknown to the engine if it never was sent, or had ended."""
         if self._asks.pop(uid, None) is not None:
-            self._send(Abort(uid))
+            with suppress(EngineGone):
+                self._send(Abort(uid))
 
     async def listen(self) -> None:
         """Route replies for ever. Run it as a task of the loop that asks."""

@@ -601,7 +601,7 @@ def test_each_reply_is_sent_as_it_comes() -> None:
 
 def test_the_api_process_loads_neither_torch_nor_transformers() -> None:
     code = (
-        "import sys, minisgl.stage8.api, minisgl.stage8.main;"
+        "import sys, minisgl.stage8.api, minisgl.stage8.serve;"
         "print([name for name in ('torch', 'transformers') if name in sys.modules])"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)

@@ -1,0 +1,22 @@
+"""`minisgl`, which is `python -m minisgl`: the server of stage 8, or a subcommand. Knows no other stage."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns the exit status."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments[:1] == ["where"]:
+        from minisgl import where  # only what is asked for is loaded
+
+        return where.main(arguments[1:])
+    from minisgl.stage8.serve import main as serve
+
+    return serve(arguments, "minisgl")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

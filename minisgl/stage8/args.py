@@ -1,0 +1,54 @@
+"""The server's command line: flags to a checked ServerConfig. Knows nothing of what is done with it."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from minisgl.core.cli import add_config_arguments, add_prompt_arguments, config_options, sampling_params
+from minisgl.core.config import make_config
+from minisgl.stage8.server_config import ServerConfig
+
+PROCESSES = """
+processes:
+  1                    the API: HTTP, and the parent of the others
+  --tp N               N schedulers, each with the engine of one device
+  --num-tokenizer N    N tokenizers and a detokenizer; with 0, the default, one process is both
+so that the default is 3, and `--tp 2 --num-tokenizer 2` is 6.
+With --prompt the answers are printed and the server ends: no port is opened.
+"""
+
+
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line: the usage of forty flags would hide it."""
+
+    def error(self, message: str) -> NoReturn:
+        print(f"{self.prog}: error: {message} (--help lists what is allowed)", file=sys.stderr)
+        raise SystemExit(2)
+
+
+def parse(argv: Sequence[str] | None, prog: str) -> tuple[ServerConfig, argparse.Namespace]:
+    """The settings, and the arguments of which --prompt and what belongs to it are of interest.
+
+    Ends the program with status 2 and one line on standard error when a value is wrong.
+    """
+    parser = Parser(prog=prog, formatter_class=_Formatter, epilog=PROCESSES, allow_abbrev=False)
+    add_config_arguments(parser, ServerConfig)
+    add_prompt_arguments(parser)
+    args = parser.parse_args(argv)
+    try:
+        sampling_params(args)
+        return make_config(ServerConfig, config_options(ServerConfig, args)), args
+    except ValueError as error:
+        parser.error(str(error))
+
+
+def num_processes(config: ServerConfig) -> int:
+    """All of them, the API's own included."""
+    return 1 + config.tp + 1 + config.num_tokenizer
+
+
+class _Formatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
+    """Shows defaults, and the epilog's lines as they are."""

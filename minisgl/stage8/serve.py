@@ -1,0 +1,183 @@
+"""The server's life: port, processes, HTTP, and an orderly end. Knows no request.
+
+The port is taken first, so that a clash costs no loading; then the processes start while HTTP already answers that it
+is not ready. The first signal drains (no new requests, open ones may finish), the second ends at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from minisgl.core.cli import config_options, fail, run_prompts, sampling_params
+from minisgl.models.resolve import resolve_model
+from minisgl.stage8.args import num_processes, parse
+from minisgl.stage8.frontend import Frontend
+from minisgl.stage8.launch import ProcessDied, Processes
+from minisgl.stage8.ring import Ring
+from minisgl.stage8.server_config import ServerConfig
+from minisgl.stage8.service import Service
+
+if TYPE_CHECKING:
+    import uvicorn
+
+BACKLOG = 2048
+KEEP_ALIVE = 75  # seconds: longer than clients keep idle connections, so that they never meet a closed one
+FLUSH_SECONDS = 5  # for the last bytes of answers whose reader is slow
+SECONDS_TO_TELL = 1.0  # that the engine died: /health and open streams say it before the program ends
+
+
+def main(argv: Sequence[str] | None = None, prog: str = "python -m minisgl.stage8") -> int:
+    """Returns the exit status: 2 for what the user can mend, 1 for a port in use or a process that died."""
+    config, args = parse(argv, prog)
+    if args.prompt:
+        from minisgl.stage8.llm import LLM
+
+        return run_prompts(LLM, config_options(ServerConfig, args), args, sampling_params(args))
+    try:
+        listener = listen(config.host, config.port)
+    except OSError as error:
+        remedy = "choose another with --port, or 0 for a free one"
+        print(f"error: cannot listen on {config.host}:{config.port} ({error.strerror}): {remedy}", file=sys.stderr)
+        return 1
+    with listener:
+        return serve(config, listener)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Raises OSError."""
+    family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+    return socket.create_server((host, port), family=family, backlog=BACKLOG)
+
+
+def serve(config: ServerConfig, listener: socket.socket) -> int:
+    """Until a signal or a death. Returns the exit status."""
+    form = "%(asctime)s [api] %(levelname)s %(message)s"
+    logging.basicConfig(level=config.log_level.upper(), format=form, datefmt="%H:%M:%S", stream=sys.stderr)
+    try:
+        return asyncio.run(Server(config, resolve_model(config.model), listener).run())
+    except ValueError as error:
+        fail(str(error))
+    except ProcessDied as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+class Server:
+    def __init__(self, config: ServerConfig, folder: Path, listener: socket.socket) -> None:
+        names = dict.fromkeys((config.served_model_name or config.model, config.model))
+        shown = dataclasses.asdict(config)
+        del shown["api_key"]
+        self.config, self.listener = config, listener
+        self.service = Service(tuple(names), config.model, shown)
+        self.processes = Processes(config, folder)
+        self.signals = 0
+        self.stopping = asyncio.Event()
+
+    async def run(self) -> int:
+        """Returns the exit status. Raises what `Processes.start` raises. No process is left in any case."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, self._signalled)
+        with contextlib.ExitStack() as stack:
+            stack.callback(self.processes.stop)
+            ring = stack.enter_context(Ring(self.processes))
+            starting = asyncio.create_task(asyncio.to_thread(self.processes.start))
+            await asyncio.sleep(0)  # they start now, beside the imports of the web framework
+            http = self._http()
+            serving = asyncio.create_task(http.serve(sockets=[self.listener]))
+            try:
+                return await self._live(ring, starting)
+            finally:
+                http.should_exit, http.force_exit = True, self.signals > 1
+                await serving
+
+    async def _live(self, ring: Ring, starting: asyncio.Task) -> int:
+        stopping = asyncio.create_task(self.stopping.wait())
+        await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
+        if not starting.done():
+            await asyncio.to_thread(self.processes.stop)
+            await asyncio.wait((starting,))
+            return 0
+        self.service.max_model_len = starting.result().max_total_tokens
+        frontend = Frontend(ring.tokenizers, ring.replies, self.config.max_queued_requests)
+        listening, dying = asyncio.create_task(frontend.listen()), asyncio.create_task(self._death())
+        self.service.frontend, self.service.status = frontend, "ready"
+        print(self._ready_line(), file=sys.stderr, flush=True)
+        await asyncio.wait((stopping, listening, dying), return_when=asyncio.FIRST_COMPLETED)
+        if stopping.done() and await self._drained(frontend, dying):
+            return 0
+        if not dying.done():
+            listening.result()  # it ends only by a bug of ours, which this raises
+        await self._tell(dying.result())
+        return 1
+
+    async def _death(self) -> str:
+        """Which process died, in one line, when one has."""
+        loop, changed = asyncio.get_running_loop(), asyncio.Event()
+        for descriptor in self.processes.signs_of_death:
+            loop.add_reader(descriptor, changed.set)
+        await changed.wait()
+        for descriptor in self.processes.signs_of_death:
+            loop.remove_reader(descriptor)
+        return await asyncio.to_thread(self.processes.dead) or "a process of the server has closed its reports"
+
+    async def _drained(self, frontend: Frontend, dying: asyncio.Task) -> bool:
+        """Let open requests finish while there is time. Returns False when a process died instead."""
+        self.service.status = "draining"
+        deadline = asyncio.get_running_loop().time() + self.config.drain_timeout
+        if frontend.num_open:
+            print(f"stopping: {frontend.num_open} requests may finish; a second signal ends them", file=sys.stderr)
+        while frontend.num_open and self.signals < 2 and not dying.done():
+            if asyncio.get_running_loop().time() > deadline:
+                break
+            await asyncio.sleep(0.05)
+        if dying.done():
+            return False
+        if frontend.num_open:
+            self.service.fail("the server is shutting down, and this request was not finished in time")
+        return True
+
+    async def _tell(self, problem: str) -> None:
+        print(f"error: {problem}; the server ends", file=sys.stderr, flush=True)
+        self.service.fail(problem)
+        await asyncio.sleep(SECONDS_TO_TELL)
+
+    def _signalled(self) -> None:
+        self.signals += 1
+        self.stopping.set()
+
+    def _http(self) -> uvicorn.Server:
+        import uvicorn  # here, so that the processes need not wait for these imports
+
+        from minisgl.stage8.api import create_app
+
+        config = uvicorn.Config(
+            create_app(self.service, self.config.api_key),
+            log_config=None,
+            log_level="warning",
+            access_log=False,
+            lifespan="off",
+            ws="none",
+            server_header=False,
+            timeout_keep_alive=KEEP_ALIVE,
+            timeout_graceful_shutdown=FLUSH_SECONDS,
+        )
+        server = uvicorn.Server(config)
+        server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign, assignment]  # ours
+        return server
+
+    def _ready_line(self) -> str:
+        host, port = self.listener.getsockname()[:2]
+        host = f"[{host}]" if ":" in host else host
+        model, count = self.service.names[0], num_processes(self.config)
+        return f"minisgl ready: http://{host}:{port}/v1 · model {model} · {count} processes"
