@@ -80,8 +80,8 @@ def _yarn(plain: Tensor, rope: RopeConfig, head_dim: int) -> Tensor:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, head_dim - 1)
     pairs = torch.arange(head_dim // 2, dtype=torch.float32, device="cpu")
-    stretched = ((pairs - low) / max(high - low, 0.001)).clamp(0, 1)
-    return plain / rope.factor * stretched + plain * (1 - stretched)
+    kept = 1 - ((pairs - low) / max(high - low, 0.001)).clamp(0, 1)
+    return plain / rope.factor * (1 - kept) + plain * kept
 
 
 def _pair_of_turns(turns: float, rope: RopeConfig, head_dim: int) -> float:

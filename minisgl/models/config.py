@@ -26,6 +26,7 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "Qwen3ForCausalLM": {"attention_bias": False, "head_dim": 128},
     "Qwen3MoeForCausalLM": {"attention_bias": False, "norm_topk_prob": False},
 }
+SUPPORTED_ARCHITECTURES = tuple(_DEFAULTS)
 
 # Keys that say nothing of inference. max_window_layers has no effect without use_sliding_window.
 _HARMLESS = frozenset(
