@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[1] / "minisgl"
 LIBRARY = ("models", "layers", "attention", "moe", "kernel", "sampling")
 STAGES = range(1, 9)
 DEVICE_ROOMS = ("kernel/", "attention/", "sampling/", "stage6/communicators", "stage7/streams", "stage7/graph_runner")
-DEVICE_QUESTION = re.compile(r"""\.is_cuda\b|\.type\s*[!=]=\s*["']|torch\.cuda\.(?!Event\b)|torch\.version\.cuda""")
+DEVICE_QUESTION = re.compile(r"""\.is_cuda\b|\.type\s*[!=]=\s*["'](?:cpu|cuda|mps)|torch\.cuda\.(?!Event\b)|torch\.version\.cuda""")
 
 
 def modules(*rooms: str) -> Iterator[Path]:
@@ -73,10 +73,8 @@ def test_stage_has_its_own_loop(number: int) -> None:
     assert names & {"_run", "serve"}, f"stage {number} has no loop in its llm.py"
 
 
-@pytest.mark.parametrize("number", STAGES)
+@pytest.mark.parametrize("number", [1, 4, 7])  # a process start each
 def test_running_a_stage_loads_no_later_one(number: int) -> None:
-    if number not in (1, 4, 8):  # a process start each: the first, one between, the last
-        pytest.skip("covered by the neighbours")
     code = f"import minisgl.stage{number}.llm, sys; print(*[m for m in sys.modules if m.startswith('minisgl.stage')])"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert max(filter(None, map(stage_of, loaded.stdout.split()))) == number
