@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from minisgl.core.protocols import Communicator, NoCommunicator
-from minisgl.layers.shard import kv_head_range, q_head_range, shard_range
+from minisgl.layers.shard import kv_head_range
 from minisgl.models.config import ModelConfig
 from minisgl.stage3.engine import Engine
 from minisgl.stage6.communicators import DistributedCommunicator, check_devices, rank_device
@@ -48,18 +48,22 @@ class RankEngine(Engine):
         return weights, layer * self.model_config.num_layers
 
 
-@dataclass
-class _Rank:
-    rank: int
-    size: int
-
-
 def check_parallel(config: ParallelConfig, model: ModelConfig) -> None:
     """Raises ValueError, before any process starts, when the model cannot be cut over config.tp ranks."""
     check_devices(config.device, config.tp)
-    for place in (_Rank(rank, config.tp) for rank in range(config.tp)):
-        kv_head_range(model, place)
-        q_head_range(model, place)
-        for size in (model.vocab_size, model.intermediate_size, model.moe_intermediate_size):
-            if size:
-                shard_range(size, place.rank, place.size)
+    units = {
+        "attention heads": model.num_heads,
+        "MLP columns": model.intermediate_size,
+        "columns an expert": model.moe_intermediate_size or model.intermediate_size,
+        "tokens in the vocabulary": model.vocab_size,
+    }
+    for name, count in units.items():
+        if config.tp > count:
+            raise ValueError(f"--tp {config.tp} is more than this model's {count} {name}: use at most {count}")
+    kv_head_range(model, _Place(0, config.tp))
+
+
+@dataclass
+class _Place:
+    rank: int
+    size: int
