@@ -1,7 +1,7 @@
 """Which tokens may be drawn: top-k, top-p and min-p. Knows nothing of drawing one.
 
 Each filter is a threshold a row: the lowest score that stays. Tokens that tie with it stay too, so an answer does not
-depend on the order in which a sort leaves equals. A score is logit / temperature, float32, up to a constant a row.
+depend on the order in which a sort leaves equals. A score is logit / temperature, float32.
 Semantics and order (top-k, then top-p of what is left, then min-p) are those of transformers.
 """
 
@@ -26,7 +26,6 @@ class TokenFilters:
                 floor = self.top_k_threshold(ranked, args.top_k)
             if args.top_p is not None:
                 log_total = scores.masked_fill(scores < floor, -torch.inf).logsumexp(dim=1, keepdim=True)  # [rows, 1]
-                ranked.masked_fill_(ranked < floor, -torch.inf)
                 floor = torch.maximum(floor, self.top_p_threshold(ranked, log_total, args.top_p))
         if args.min_p is not None:
             floor = torch.maximum(floor, self.min_p_threshold(scores, args.min_p))

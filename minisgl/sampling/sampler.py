@@ -14,7 +14,7 @@ from minisgl.sampling.args import BatchSamplingArgs
 from minisgl.sampling.filters import TokenFilters
 from minisgl.sampling.noise import gumbel_noise
 
-_MIN_TEMPERATURE = 1e-6  # colder than this, float32 has nothing left to draw
+_MIN_TEMPERATURE = 1e-6  # colder than this there is nothing left to draw, and float32 would overflow
 
 
 class Sampler:
@@ -53,9 +53,7 @@ class Sampler:
         """logits: [rows, vocab], any float dtype, not changed. Returns int32 [rows]."""
         if args.temperatures is None:
             return self.argmax(logits)
-        logits = logits.float()
-        # The highest score is 0: a small temperature cannot make it overflow.
-        scores = (logits - logits.amax(dim=1, keepdim=True)).div_(args.temperatures[:, None])  # [rows, vocab]
+        scores = logits.float() / args.temperatures[:, None]  # [rows, vocab]
         drawn = self.draw(self.filters.apply(scores, args), args)
         return drawn if args.greedy is None else torch.where(args.greedy, self.argmax(logits), drawn)
 

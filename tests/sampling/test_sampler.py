@@ -156,6 +156,15 @@ def test_a_flat_distribution_needs_the_full_sort() -> None:
     assert int((row != expected).sum()) <= 1
 
 
+def test_what_other_rows_ask_for_does_not_narrow_a_row() -> None:
+    """Peaked rows: the first 256 scores settle the second row's top-p, but not the others' top_p 1 and top_k 300."""
+    logits = torch.linspace(0, 1, 1000).repeat(3, 1)
+    logits[:, 7] = 40.0
+    draw = {"temperature": 1.0, "seed": 0}
+    left = allowed(logits, [req(0, 1, **draw), req(1, 1, top_p=0.5, **draw), req(2, 1, top_k=300, **draw)])
+    assert left.sum(dim=1).tolist() == [1000, 1, 300]
+
+
 def test_temperature_close_to_zero_is_argmax() -> None:
     logits = torch.randn(1, 1000, generator=torch.Generator().manual_seed(2)) * 50
     for temperature in (1e-300, 1e-30, 1e-7):
