@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import threading
+import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -16,11 +17,12 @@ import msgspec
 import pytest
 
 from minisgl.core.config import make_config
+from minisgl.core.outputs import TokenOutput
 from minisgl.core.sampling_params import SamplingParams
 from minisgl.stage6 import ranks as ranks_module
 from minisgl.stage6.config import ParallelConfig
 from minisgl.stage6.llm import LLM
-from minisgl.stage6.messages import Failed, Idle, Order, Outputs, Ready, Start, Stop, encode
+from minisgl.stage6.messages import Abort, Failed, Idle, Order, Outputs, Ready, Start, Stop, encode
 from minisgl.stage6.ranks import RankGroup
 
 PROMPTS = ["The quick brown fox", "Wie geht es dir?", "def add(a, b):"]
@@ -88,6 +90,7 @@ def test_a_rank_ends_with_its_parent_even_in_a_collective(tiny_folder: Path, tmp
         connection.send_bytes(encode(start))
         while not (private / "rendezvous").exists():
             assert is_running(process)
+            time.sleep(0.02)
         connection.close()
         assert process.wait(60) == 1
         assert not private.exists()
@@ -174,17 +177,18 @@ def test_a_silent_death_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_idle_that_came_before_belongs_to_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """A rank is idle also before the first request: `drain` takes the word that follows the outputs."""
-    output = (7, 3, "stop", 0)
+    output = TokenOutput(7, 3, "stop", 0)
 
     def script(rank: int, connection: Connection) -> int:
-        say_and_end(connection, Ready(64, 2, 3))
-        if rank == 0:
-            say_and_end(connection, Idle({"step": 0}), Outputs([output]), Outputs([]), Idle({"step": 2}))  # type: ignore[list-item]
+        say_and_end(connection, Ready(64, 2, 3), *[Idle({"step": 0})][rank:])
+        connection.recv_bytes()
+        say_and_end(connection, *[Outputs([output]), Outputs([]), Idle({"step": 2})][3 * rank :])
         while not isinstance(msgspec.msgpack.decode(connection.recv_bytes(), type=Order), Stop):
             pass
         return 0
 
     group = start_group(monkeypatch, script)
+    group.send(Abort([]))
     assert group.outputs() == [output]
     group.drain()
     assert group.stats == {"step": 2}
