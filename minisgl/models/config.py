@@ -28,13 +28,19 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
 }
 SUPPORTED_ARCHITECTURES = tuple(_DEFAULTS)
 
-# Keys that say nothing of inference. max_window_layers has no effect without use_sliding_window.
+# Keys that say nothing of what a forward pass computes. max_window_layers has no effect without use_sliding_window;
+# the second half are sampling defaults of old checkpoints, which generation_config.json has long taken over.
 _HARMLESS = frozenset(
     """architectures model_type transformers_version transformers.js_config _name_or_path _attn_implementation
-    use_cache initializer_range attention_dropout pretraining_tp pad_token_id bos_token_id output_router_logits
-    router_aux_loss_coef max_window_layers return_dict output_attentions output_hidden_states torchscript
-    problem_type id2label label2id task_specific_params tokenizer_class prefix finetuning_task
-    chunk_size_feed_forward is_llama_config unsloth_fixed unsloth_version""".split()
+    use_cache initializer_range attention_dropout pretraining_tp pad_token_id bos_token_id sep_token_id
+    decoder_start_token_id output_router_logits router_aux_loss_coef max_window_layers return_dict output_attentions
+    output_hidden_states torchscript problem_type id2label label2id task_specific_params tokenizer_class prefix
+    finetuning_task chunk_size_feed_forward use_bfloat16 tf_legacy_loss is_llama_config unsloth_fixed unsloth_version
+
+    max_length min_length do_sample early_stopping num_beams num_beam_groups diversity_penalty temperature top_k top_p
+    typical_p repetition_penalty length_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size bad_words_ids
+    num_return_sequences output_scores return_dict_in_generate forced_bos_token_id forced_eos_token_id
+    remove_invalid_values exponential_decay_length_penalty suppress_tokens begin_suppress_tokens""".split()
 )
 
 # Keys that change nothing at this value.

@@ -162,6 +162,7 @@ def test_a_missing_size_is_named(name: str) -> None:
     [
         {"attention_dropout": 0.1, "initializer_range": 0.02, "use_cache": False, "transformers_version": "4.40"},
         {"rope_scaling": None, "quantization_config": None, "unheard_of": None, "also_unheard_of": []},
+        {"temperature": 0.6, "top_p": 0.9, "max_length": 20, "do_sample": True, "use_bfloat16": False},
         {"pretraining_tp": 1, "attention_bias": False, "mlp_bias": False, "rope_interleaved": False},
     ],
 )
