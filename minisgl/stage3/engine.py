@@ -123,7 +123,8 @@ class Engine:
         if num_pages is None:
             model_bytes = sum(p.nbytes for p in self.model.parameters())
             terms = pool_terms(self.device, self.config.memory_ratio, free_before, model_bytes)
-            num_pages = self.comm.minimum(pages_in_budget(*terms, each))
+            most = self.config.max_running_requests * -(-self.max_seq_len // size)  # what all rows can hold
+            num_pages = min(most, self.comm.minimum(pages_in_budget(*terms, each)))
         if num_pages < 1:
             raise ValueError(
                 f"no memory for a single page of {each} bytes: raise --memory-ratio or use a smaller model"

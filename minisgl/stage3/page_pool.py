@@ -9,6 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from minisgl.kernel.device import zeros
+
 
 class KVCachePool:
     """num_pages usable pages, and one more: the dummy page takes every write that must go nowhere."""
@@ -28,9 +30,7 @@ class KVCachePool:
         self.num_pages = num_pages
         self.dummy_slot = num_pages * page_size
         # Zeros, because attention reads whole pages: garbage could be NaN, and 0 * NaN is not 0.
-        self._kv = torch.zeros(
-            (2, num_layers, num_pages + 1, page_size, num_kv_heads, head_dim), dtype=dtype, device=device
-        )
+        self._kv = zeros((2, num_layers, num_pages + 1, page_size, num_kv_heads, head_dim), dtype, device)
 
     def k_cache(self, layer_id: int) -> Tensor:
         """[slots, kv_heads, head_dim], a view."""

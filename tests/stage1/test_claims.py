@@ -1,0 +1,137 @@
+"""What stages 1 to 3 claim, counted on a tiny model: tokens through the embedding, and slots that hold nothing."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Generator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_model import make_tiny_model
+
+from minisgl.core.sampling_params import SamplingParams
+
+PROMPT, NEW = 64, 64
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("tiny"))
+
+
+@contextmanager
+def count(model: torch.nn.Module) -> Generator[dict[str, Any], None, None]:
+    """Tokens that entered the embedding, and the logits that came out."""
+    seen: dict[str, Any] = {"tokens": 0, "logits": []}
+
+    def entered(module: Any, args: tuple[torch.Tensor, ...]) -> None:
+        seen["tokens"] += len(args[0])
+
+    def left(module: Any, args: Any, logits: torch.Tensor) -> None:
+        seen["logits"].append(logits[-1].clone())
+
+    hooks = [model.model.embed_tokens.register_forward_pre_hook(entered), model.register_forward_hook(left)]  # type: ignore[union-attr,operator]
+    try:
+        yield seen
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def run(stage: int, folder: Path, prompts: list[list[int]], **options: Any) -> tuple[dict[str, Any], Any]:
+    llm_class = importlib.import_module(f"minisgl.stage{stage}.llm").LLM
+    with llm_class(str(folder), dtype="float32", **options) as llm:
+        model = llm.model if stage < 3 else llm.engine.model
+        with count(model) as seen:
+            completions = llm.generate(prompts, SamplingParams(max_tokens=NEW, ignore_eos=True))
+    return seen, completions
+
+
+def prompt(seed: int = 0) -> list[int]:
+    return torch.randint(256, (PROMPT,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def test_stage_1_recomputes_and_stage_2_does_not(folder: Path) -> None:
+    first, _ = run(1, folder, [prompt()])
+    second, _ = run(2, folder, [prompt()])
+    assert first["tokens"] == sum(range(PROMPT, PROMPT + NEW)) == 6112
+    assert second["tokens"] == PROMPT + NEW - 1 == 127
+    for recomputed, cached in zip(first["logits"], second["logits"], strict=True):
+        torch.testing.assert_close(recomputed, cached, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("page_size", [1, 4, 16])
+def test_stage_3_wastes_less_than_a_page_a_request(folder: Path, page_size: int) -> None:
+    llm_class = importlib.import_module("minisgl.stage3.llm").LLM
+    params = [SamplingParams(max_tokens=n, ignore_eos=True) for n in (5, 9, 23)]
+    prompts = [prompt(seed)[: 20 + seed] for seed in range(3)]
+    with llm_class(str(folder), dtype="float32", page_size=page_size, num_pages=400) as llm:
+        lengths = dict.fromkeys(range(3), 0)
+        with closing(llm.stream(prompts, params)) as chunks:
+            for chunk in chunks:
+                lengths[chunk.index] = (lengths[chunk.index] or len(prompts[chunk.index]) - 1) + 1
+                if chunk.finish_reason:
+                    lengths[chunk.index] = -1
+                used = (llm.allocator.num_pages - llm.allocator.num_free) * page_size
+                running = [length for length in lengths.values() if length > 0]
+                # a step's chunks arrive one by one: those not seen yet may have one token more
+                assert used - sum(running) < page_size * max(len(running), 1) + 3
+        assert llm.allocator.num_free == 400
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3, 4, 5])
+def test_closing_a_stream_frees_all_and_another_may_follow(folder: Path, stage: int) -> None:
+    llm_class = importlib.import_module(f"minisgl.stage{stage}.llm").LLM
+    with llm_class(str(folder), dtype="float32") as llm:
+        stream = llm.stream([prompt(1), prompt(2)], SamplingParams(max_tokens=50, ignore_eos=True))
+        next(stream)
+        with pytest.raises(RuntimeError, match="still open"):
+            llm.generate([prompt()], SamplingParams(max_tokens=3))
+        stream.close()
+        stats = llm.stats()
+        assert stats.get("pages_free", 0) + stats.get("pages_cached", 0) == stats.get("pages_total", 0)
+        assert len(llm.generate([prompt()], SamplingParams(max_tokens=3, ignore_eos=True))[0].token_ids) == 3
+
+
+@pytest.mark.parametrize("stage", [1, 3, 5])
+@pytest.mark.parametrize(
+    ("prompts", "params", "words"),
+    [
+        ([[]], {}, "empty"),
+        ([""], {}, "empty"),
+        ([[5, 999999]], {}, "token id 999999"),
+        ([[True]], {}, "token id True"),
+        ([[1] * 600], {"max_tokens": 1}, "over the limit of 512"),
+        ([[1] * 10], {"max_tokens": 503}, "over the limit of 512"),
+    ],
+)
+def test_bad_prompts_are_refused_before_anything_runs(
+    folder: Path, stage: int, prompts: list[Any], params: dict[str, Any], words: str
+) -> None:
+    llm_class = importlib.import_module(f"minisgl.stage{stage}.llm").LLM
+    with llm_class(str(folder), dtype="float32") as llm, pytest.raises(ValueError, match=words):
+        llm.generate([[1, 2, 3], *prompts], SamplingParams(**{"max_tokens": 5, **params}))
+
+
+def test_a_request_that_can_never_fit_is_refused(folder: Path) -> None:
+    for stage in (3, 4, 5):
+        llm_class = importlib.import_module(f"minisgl.stage{stage}.llm").LLM
+        with llm_class(str(folder), dtype="float32", num_pages=4) as llm:
+            with pytest.raises(ValueError, match="need 5 pages, and the pool has 4"):
+                llm.generate([[1] * 40], SamplingParams(max_tokens=26))
+            assert len(llm.generate([[1] * 40], SamplingParams(max_tokens=25, ignore_eos=True))[0].token_ids) == 25
+
+
+def test_settings_are_refused_in_one_line(folder: Path) -> None:
+    llm_class = importlib.import_module("minisgl.stage3.llm").LLM
+    for options, words in [
+        ({"page_size": 0}, "--page-size must be at least 1"),
+        ({"dtype": "int8"}, "--dtype must be one of"),
+        ({"max_seq_len": 100000}, "more than the 512 positions"),
+        ({"paeg_size": 4}, "unknown setting 'paeg_size'"),
+    ]:
+        with pytest.raises(ValueError, match=words):
+            llm_class(str(folder), **options)
