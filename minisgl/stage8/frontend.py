@@ -14,6 +14,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Protocol
 
+from minisgl.core.trace import Tracer
 from minisgl.stage8.messages import (
     TO_API,
     Abort,
@@ -128,9 +129,10 @@ class Frontend:
     """tokenizers: one outbox for each tokenizer process. replies: where the detokenizer's messages arrive.
     max_open: requests that may be open, waiting ones and running ones together."""
 
-    def __init__(self, tokenizers: Sequence[Outbox], replies: Inbox, max_open: int) -> None:
+    def __init__(self, tokenizers: Sequence[Outbox], replies: Inbox, max_open: int, tracer: Tracer) -> None:
         self._tokenizers = tokenizers
         self._replies = replies
+        self._tracer = tracer
         self._decoder = MessageDecoder(TO_API)
         self._uids = itertools.count()
         self._asks: dict[int, Ask] = {}
@@ -205,6 +207,7 @@ class Frontend:
             self.stats = message.stats
             return
         for reply in message.replies:
+            self._tracer.instant("Reply", "messages", reply.uid, tokens=len(reply.token_ids))
             ask = self._asks.get(reply.uid)
             if ask is None:
                 self.late += 1
@@ -212,4 +215,5 @@ class Frontend:
                 del self._asks[reply.uid]
 
     def _send(self, message: Tokenize | Abort) -> None:
+        self._tracer.instant(type(message).__name__, "messages", message.uid)
         self._tokenizers[message.uid % len(self._tokenizers)].send(message)

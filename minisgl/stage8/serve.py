@@ -18,6 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from minisgl.core.cli import config_options, fail, run_prompts, sampling_params
+from minisgl.core.llm import check_max_seq_len
+from minisgl.core.trace import Tracer, merge
+from minisgl.models.config import ModelConfig
 from minisgl.models.resolve import resolve_model
 from minisgl.stage8.args import num_processes, parse
 from minisgl.stage8.frontend import Frontend
@@ -63,7 +66,10 @@ def serve(config: ServerConfig, listener: socket.socket) -> int:
     form = "%(asctime)s [api] %(levelname)s %(message)s"
     logging.basicConfig(level=config.log_level.upper(), format=form, datefmt="%H:%M:%S", stream=sys.stderr)
     try:
-        return asyncio.run(Server(config, resolve_model(config.model), listener).run())
+        with contextlib.closing(Tracer(config.trace)) as tracer:
+            folder = resolve_model(config.model)
+            check_max_seq_len(config, ModelConfig.from_folder(folder))
+            return asyncio.run(Server(config, folder, listener, tracer).run())
     except ValueError as error:
         fail(str(error))
     except ProcessDied as error:
@@ -71,14 +77,17 @@ def serve(config: ServerConfig, listener: socket.socket) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
+    finally:
+        if config.trace is not None:
+            merge(config.trace)
 
 
 class Server:
-    def __init__(self, config: ServerConfig, folder: Path, listener: socket.socket) -> None:
+    def __init__(self, config: ServerConfig, folder: Path, listener: socket.socket, tracer: Tracer) -> None:
         names = dict.fromkeys((config.served_model_name or config.model, config.model))
         shown = dataclasses.asdict(config)
         del shown["api_key"]
-        self.config, self.listener = config, listener
+        self.config, self.listener, self.tracer = config, listener, tracer
         self.service = Service(tuple(names), config.model, shown)
         self.processes = Processes(config, folder)
         self.signals = 0
@@ -109,7 +118,7 @@ class Server:
             await asyncio.wait((starting,))
             return 0
         self.service.max_model_len = starting.result().max_total_tokens
-        frontend = Frontend(ring.tokenizers, ring.replies, self.config.max_queued_requests)
+        frontend = Frontend(ring.tokenizers, ring.replies, self.config.max_queued_requests, self.tracer)
         listening, dying = asyncio.create_task(frontend.listen()), asyncio.create_task(self._death())
         self.service.frontend, self.service.status = frontend, "ready"
         print(self._ready_line(), file=sys.stderr, flush=True)

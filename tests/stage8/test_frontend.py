@@ -10,6 +10,7 @@ import pytest
 from fake_ring import FakeRing, reply
 
 from minisgl.core.sampling_params import SamplingParams
+from minisgl.core.trace import Tracer
 from minisgl.stage8.frontend import Ask, EngineGone, Frontend, QueueFull, RequestRefused
 from minisgl.stage8.messages import Replies, Tokenize, encode
 
@@ -22,7 +23,7 @@ def silent(request: Tokenize) -> list:
 
 @asynccontextmanager
 async def listening(ring: FakeRing, tokenizers: list | None = None, max_open: int = 8) -> AsyncIterator[Frontend]:
-    frontend = Frontend(tokenizers or [ring], ring, max_open)
+    frontend = Frontend(tokenizers or [ring], ring, max_open, Tracer(None))
     task = asyncio.create_task(frontend.listen())
     try:
         yield frontend

@@ -1,0 +1,78 @@
+"""The server's command line, without starting anything."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import minisgl
+from minisgl.stage8.args import num_processes, parse
+from minisgl.stage8.server_config import ServerConfig
+from minisgl.where import ROLES, main
+
+
+def test_no_flags_are_the_defaults() -> None:
+    config, args = parse([], "minisgl")
+    assert config == ServerConfig()
+    assert args.prompt is None
+
+
+def test_flags_become_settings() -> None:
+    words = "--host 0.0.0.0 --port 0 --tp 2 --num-tokenizer 3 --api-key k --served-model-name m --max-queued-requests 5"
+    config, _ = parse(words.split(), "minisgl")
+    assert (config.host, config.port, config.tp, config.num_tokenizer) == ("0.0.0.0", 0, 2, 3)
+    assert (config.api_key, config.served_model_name, config.max_queued_requests) == ("k", "m", 5)
+    assert num_processes(config) == 7
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ("--port 70000", "--port"),
+        ("--port -1", "--port"),
+        ("--port many", "--port"),
+        ("--tp 0", "--tp"),
+        ("--num-tokenizer -1", "--num-tokenizer"),
+        ("--drain-timeout -1", "--drain-timeout"),
+        ("--max-queued-requests 0", "--max-queued-requests"),
+        ("--log-level loud", "--log-level"),
+        ("--dtype int4", "--dtype"),
+        ("--memory-ratio 2", "--memory-ratio"),
+        ("--temperature -1", "temperature"),
+        ("--top-p nan", "top_p"),
+        ("--por 1919", "--por"),
+        ("surplus", "surplus"),
+    ],
+)
+def test_a_wrong_value_is_one_line_and_status_2(words: str, named: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        parse(words.split(), "minisgl")
+    assert end.value.code == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    assert named in err
+
+
+def test_help_says_how_many_processes(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        parse(["--help"], "minisgl")
+    assert end.value.code == 0
+    text = capsys.readouterr().out
+    assert f"the default is {num_processes(ServerConfig())}," in text
+    assert f"is {num_processes(ServerConfig(tp=2, num_tokenizer=2))}." in text
+
+
+def test_every_role_has_a_file() -> None:
+    root = Path(minisgl.__file__).parent.parent
+    assert [file for _, file in ROLES if not (root / file).is_file()] == []
+
+
+def test_where_finds_roles(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["radix"]) == 0
+    assert "minisgl/stage4/radix_cache.py" in capsys.readouterr().out
+    assert main([]) == 0
+    assert capsys.readouterr().out.count("\n") == len(ROLES)
+    assert main(["no such role"]) == 1
+    assert "no such role" in capsys.readouterr().err
