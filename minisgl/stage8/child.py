@@ -98,6 +98,11 @@ class Child:
         """From now on the process ends when the parent wants it or is dead. No `line` is read after this."""
         threading.Thread(target=self._watch, name="watch parent", daemon=True).start()
 
+    @property
+    def is_over(self) -> bool:
+        """The server has ended, whatever this process still has to say: the folder of its sockets is gone."""
+        return hasattr(self, "orders") and not os.path.isdir(self.orders.directory)
+
     def tell(self, report: Report) -> None:
         with contextlib.suppress(OSError):  # nobody listens any more
             os.write(self._report, msgspec.json.encode(report) + b"\n")
@@ -117,6 +122,8 @@ def run_child(work: Callable[[Child], None]) -> NoReturn:
         work(child)
         raise RuntimeError("the work of this process came to an end, which it should not")
     except BaseException as error:
+        if child.is_over:
+            os._exit(0)
         words = last_words(error)
         log.log(logging.ERROR if words.kind == "error" else logging.DEBUG, "this process ends", exc_info=error)
         child.tell(words)

@@ -51,6 +51,8 @@ class LLM(BaseLLM):
         self._inbox = sockets.inbox(TO_API, bind=self.processes.from_detokenizer_address)
         self._heartbeat = Heartbeat(0, {})
         self.processes.start()
+        for outbox in self._tokenizers:
+            outbox.wait_for_reader()
 
     def _stop(self) -> None:
         self._parts.close()

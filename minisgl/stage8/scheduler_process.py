@@ -47,7 +47,9 @@ def make_scheduler(child: Child) -> Scheduler:
     """Loads torch, then the model."""
     from minisgl.stage5.scheduler import Scheduler
     from minisgl.stage6.engine import RankEngine, check_parallel
+    from minisgl.stage6.ranks import loopback_only
 
+    os.environ.update({**loopback_only(), **os.environ})
     orders = child.orders
     config = replace(orders.config, threads=orders.config.threads or default_threads(orders.config))
     folder = Path(orders.folder)

@@ -125,6 +125,10 @@ class Outbox:
     def __init__(self, socket: zmq.Socket[bytes]) -> None:
         self._socket = socket
 
+    def wait_for_reader(self) -> None:
+        """Until somebody has connected to the address that this process binds."""
+        self._socket.poll(None, zmq.POLLOUT)
+
     def send(self, message: Message) -> None:
         """Never waits. Raises BrokenPipeError when nobody has connected to an address that this process binds."""
         try:

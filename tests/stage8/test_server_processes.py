@@ -1,0 +1,211 @@
+"""The server's processes: they answer as one LLM does, they end together, and they leave nothing behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from tiny_model import make_tiny_model
+
+from minisgl.core.sampling_params import SamplingParams
+from minisgl.core.trace import read_events
+from minisgl.stage5.llm import LLM as Stage5LLM
+from minisgl.stage8.launch import ProcessDied, Processes
+from minisgl.stage8.llm import LLM
+from minisgl.stage8.server_config import ServerConfig
+
+PROMPTS = ["The quick brown fox", "Wie geht es dir?"]
+OPTIONS: dict[str, Any] = {"dtype": "float32", "num_pages": 64, "page_size": 4, "max_seq_len": 200, "threads": 1}
+QUIET = {"log_level": "warning"}
+
+
+@pytest.fixture(scope="module")
+def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """No test leaves a child, a file descriptor or a folder of sockets."""
+    folder = Path(tempfile.mkdtemp(prefix="t-"))  # pytest's own folders are too long for sockets
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    before = open_files()
+    yield
+    assert eventually(lambda: not list(folder.iterdir())), f"left behind: {list(folder.iterdir())}"
+    assert open_files() - before == 0
+    folder.rmdir()
+
+
+def open_files() -> int:
+    return len(os.listdir("/dev/fd"))
+
+
+def eventually(what: Callable[[], bool], seconds: float = 20) -> bool:
+    deadline = time.monotonic() + seconds
+    while not what() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return what()
+
+
+def is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def greedy(max_tokens: int) -> SamplingParams:
+    return SamplingParams(max_tokens=max_tokens, ignore_eos=True)
+
+
+def check_like_stage5(folder: Path, **options: Any) -> None:
+    """From the start of the processes to the death of one of them: a start takes seconds, so it is one test."""
+    with Stage5LLM(str(folder), **OPTIONS) as alone:
+        expected = alone.generate(PROMPTS, greedy(16))
+        baseline = alone.stats()
+    llm = LLM(str(folder), **OPTIONS, **QUIET, **options)
+    pids = list(llm.processes.pids.values())
+    try:
+        assert llm.generate(PROMPTS, greedy(16)) == expected
+        assert baseline.items() <= llm.stats().items()
+        with pytest.raises(ValueError, match="max_tokens"):
+            llm.generate(["fine", "too long"], [greedy(4), greedy(10_000)])
+
+        chunks = llm.stream(PROMPTS[0], greedy(150))
+        assert [next(chunks).token_ids[0] for _ in range(3)] == expected[0].token_ids[:3]
+        chunks.close()
+        stats = llm.stats()
+        assert stats["requests_running"] == stats["requests_waiting"] == 0
+        assert stats["pages_free"] + stats["pages_cached"] == stats["pages_total"]
+        assert stats["rows_free"] == baseline["rows_free"]
+        assert [c.token_ids for c in llm.generate(PROMPTS, greedy(16))] == [c.token_ids for c in expected]
+
+        chunks = llm.stream(PROMPTS[0], greedy(150))
+        next(chunks)
+        victim = list(llm.processes.pids)[-1]
+        os.kill(llm.processes.pids[victim], signal.SIGKILL)
+        with pytest.raises(ProcessDied, match=f"{victim} process was killed by SIGKILL"):
+            list(chunks)
+        with pytest.raises(ProcessDied, match="make a new one"):
+            llm.generate(PROMPTS, greedy(4))
+    finally:
+        llm.close()
+    assert not any(is_running(pid) for pid in pids)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_three_processes_from_start_to_the_death_of_one(tiny_folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "trace.json"
+    check_like_stage5(tiny_folder, trace=str(file))
+    assert "scheduler" in {event.role for event in read_events(file)}
+    assert not list(tmp_path.glob("*.jsonl"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_two_ranks_and_two_tokenizers_from_start_to_the_death_of_one(tiny_folder: Path) -> None:
+    check_like_stage5(tiny_folder, tp=2, num_tokenizer=2)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_a_parent_that_is_killed_takes_its_children_along(tiny_folder: Path) -> None:
+    """Its folder of sockets is removed by the children. Also: idle processes sleep, and Ctrl-C and SIGTERM, which
+    reach whole groups of processes, end none of them."""
+    code = f"""if True:
+        import json
+        from minisgl.stage8.llm import LLM
+        llm = LLM({str(tiny_folder)!r}, **{OPTIONS!r}, **{QUIET!r})
+        print(json.dumps(llm.processes.pids), flush=True)
+        for line in iter(input, None):
+            first = llm.stats()["scheduler_wakeups"]
+            print(llm.stats()["scheduler_wakeups"] - first, flush=True)
+    """
+    root = Path(__file__).resolve().parents[2]
+    environment = {**os.environ, "PYTHONPATH": str(root), "TMPDIR": tempfile.gettempdir()}
+    parent = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
+    )
+    try:
+        assert parent.stdin is not None
+        assert parent.stdout is not None
+        pids = msgspec.json.decode(parent.stdout.readline(), type=dict[str, int])
+        assert sorted(pids) == ["detokenizer 0", "scheduler 0"]
+        for pid in pids.values():
+            os.kill(pid, signal.SIGINT)
+            os.kill(pid, signal.SIGTERM)
+        parent.stdin.write(b"\n")
+        parent.stdin.flush()
+        assert int(parent.stdout.readline()) == 1  # from one heartbeat to the next: not once more
+        parent.kill()
+        parent.wait(30)
+        assert eventually(lambda: not any(is_running(pid) for pid in pids.values()))
+    finally:
+        parent.kill()
+        parent.wait(30)
+        for pipe in (parent.stdin, parent.stdout):
+            if pipe:
+                pipe.close()
+
+
+@pytest.mark.timeout(60)
+def test_a_child_that_refuses_to_start_ends_all_with_one_line(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = make_tiny_model(tmp_path / "tiny")
+    (folder / "tokenizer.json").write_text("{}")
+    processes = Processes(ServerConfig(model=str(folder), **OPTIONS, **QUIET), folder)
+    with pytest.raises(ValueError, match="tokenizer.json") as caught:
+        processes.start()
+    assert len(str(caught.value).splitlines()) == 1
+    assert not processes.pids
+    assert "Traceback" not in capfd.readouterr().err
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("victim", ["scheduler 0", "detokenizer 0"])
+def test_a_child_killed_during_the_start_ends_all(victim: str, tiny_folder: Path) -> None:
+    processes = Processes(ServerConfig(model=str(tiny_folder), **OPTIONS, **QUIET), tiny_folder)
+    with ThreadPoolExecutor() as pool:
+        start = pool.submit(processes.start)
+        assert eventually(lambda: len(processes.pids) == 2)
+        pids = processes.pids
+        os.kill(pids[victim], signal.SIGKILL)
+        with pytest.raises(ProcessDied, match=f"the {victim} process was killed by SIGKILL"):
+            start.result(30)
+    assert not any(is_running(pid) for pid in pids.values())
+
+
+@pytest.mark.timeout(60)
+def test_a_start_can_be_called_off_from_another_thread(tiny_folder: Path) -> None:
+    processes = Processes(ServerConfig(model=str(tiny_folder), **OPTIONS, **QUIET), tiny_folder)
+    with ThreadPoolExecutor() as pool:
+        start = pool.submit(processes.start)
+        assert eventually(lambda: len(processes.pids) == 2)
+        pids = processes.pids
+        processes.stop()
+        with pytest.raises(ProcessDied, match="stopped while it started"):
+            start.result(30)
+    assert not any(is_running(pid) for pid in pids.values())
+
+
+def test_neither_the_parent_nor_the_text_processes_load_torch() -> None:
+    code = """if True:
+        import sys
+        import minisgl.stage8.llm, minisgl.stage8.launch, minisgl.stage8.text_process
+        print([name for name in ("torch", "transformers", "fastapi", "numpy") if name in sys.modules])
+    """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "[]"

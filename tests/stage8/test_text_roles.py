@@ -1,0 +1,185 @@
+"""Tokenizer and detokenizer as roles: messages in, messages out, and no request takes another one down."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from minisgl.core.sampling_params import SamplingParams
+from minisgl.core.tokenizer import Tokenizer
+from minisgl.stage8.child import EngineInfo
+from minisgl.stage8.detokenizer import DetokenizerRole
+from minisgl.stage8.messages import Abort, Generate, Heartbeat, Message, Rejected, Replies, Reply, Step, Tokenize
+from minisgl.stage8.tokenizer import MAX_ERROR_CHARS, TokenizerRole
+
+INFO = EngineInfo(max_seq_len=200, page_size=16, num_pages=8)  # 128 slots: the pool is what limits
+PARAMS = SamplingParams(max_tokens=4)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(model_folder: Path) -> Tokenizer:
+    return Tokenizer.from_folder(model_folder)
+
+
+@pytest.fixture
+def role(tokenizer: Tokenizer) -> TokenizerRole:
+    return TokenizerRole(tokenizer, vocab_size=49152, info=INFO, seed=0)
+
+
+def test_text_ids_and_chat_become_ids_in_order(role: TokenizerRole, tokenizer: Tokenizer) -> None:
+    chat = [{"role": "user", "content": "Hi"}]
+    messages: list[Message] = [
+        Tokenize(0, PARAMS, text="one"),
+        Abort(0),
+        Tokenize(1, PARAMS, chat=chat),
+        Tokenize(2, PARAMS, token_ids=[5, 6]),
+        Tokenize(3, PARAMS, text="two 🙂"),
+        Heartbeat(0, {}),  # for the other role of a shared process
+    ]
+    expected = [
+        Generate.of(0, tokenizer.encode("one"), PARAMS),
+        Abort(0),
+        Generate.of(1, tokenizer.encode_chat(chat), PARAMS),
+        Generate.of(2, [5, 6], PARAMS),
+        Generate.of(3, tokenizer.encode("two 🙂"), PARAMS),
+    ]
+    assert role.handle(messages) == expected
+
+
+BAD: dict[str, dict[str, Any]] = {
+    "empty text": {"text": ""},
+    "no ids": {"token_ids": []},
+    "a negative id": {"token_ids": [-1]},
+    "an id past the vocabulary": {"token_ids": [49152]},
+    "nothing at all": {},
+    "two prompts": {"text": "a", "token_ids": [1]},
+    "half a surrogate pair": {"text": "\ud800"},
+    "no messages": {"chat": []},
+    "a message without a role": {"chat": [{"content": "x"}]},
+    "content that is no text": {"chat": [{"role": "user", "content": {"a": 1}}]},
+    "more than a context": {"text": "word " * 300},
+    "more than the pool holds": {"token_ids": [1] * 150},
+    "a huge prompt": {"text": "x y " * 100_000},
+}
+
+
+@pytest.mark.parametrize("bad", BAD.values(), ids=BAD.keys())
+def test_hazard_19_one_bad_request_is_refused_alone(role: TokenizerRole, bad: dict[str, Any]) -> None:
+    good = [Tokenize(1, PARAMS, text="before"), Tokenize(3, PARAMS, text="after")]
+    before, refused, after = role.handle([good[0], Tokenize(2, PARAMS, **bad), good[1]])
+    assert isinstance(refused, Rejected)
+    assert refused.uid == 2
+    assert 0 < len(refused.message) <= MAX_ERROR_CHARS
+    assert "\n" not in refused.message
+    assert [before, after] == role.handle(good)
+
+
+def test_a_panic_of_the_tokenizer_costs_one_request(role: TokenizerRole, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Panic(BaseException):
+        """As PyO3's is."""
+
+    encode = Tokenizer.encode
+
+    def panic(self: Tokenizer, text: str, add_special_tokens: bool = True) -> list[int]:
+        if "boom" in text:
+            raise Panic("boom")
+        return encode(self, text, add_special_tokens)
+
+    monkeypatch.setattr(Tokenizer, "encode", panic)
+    monkeypatch.setattr(
+        Tokenizer, "encode_batch", lambda self, texts, special: [panic(self, t, special) for t in texts]
+    )
+    results = role.handle([Tokenize(1, PARAMS, text="boom"), Tokenize(2, PARAMS, text="fine")])
+    assert [type(result) for result in results] == [Rejected, Generate]
+
+
+def test_what_the_context_leaves_is_what_the_pool_leaves_too(role: TokenizerRole) -> None:
+    (filled,) = role.handle([Tokenize(1, PARAMS, token_ids=[7] * 100, fill_context=True)])
+    assert isinstance(filled, Generate)
+    assert filled.params.max_tokens == 29  # 128 slots, and the last token needs none
+    (refused,) = role.handle([Tokenize(2, PARAMS, token_ids=[7] * 129, fill_context=True)])
+    assert isinstance(refused, Rejected)
+    assert "129 prompt tokens" in refused.message
+
+
+def test_requests_that_are_sampled_get_a_seed(role: TokenizerRole) -> None:
+    sampled = SamplingParams(temperature=1.0, max_tokens=4)
+    results = role.handle([Tokenize(uid, sampled, text="a") for uid in range(3)])
+    seeds = [result.params.seed for result in results if isinstance(result, Generate)]
+    assert None not in seeds
+    assert len(set(seeds)) == 3
+    given = SamplingParams(temperature=1.0, seed=5)
+    assert role.handle([Tokenize(9, given, token_ids=[1], fill_context=True)])[0].params.seed == 5  # type: ignore[attr-defined]
+
+
+def step(*rows: tuple[int, int | None, Any]) -> Step:
+    uids, token_ids, reasons = (list(column) for column in zip(*rows, strict=True))
+    return Step(uids, token_ids, reasons, [0] * len(rows), [3] * len(rows))
+
+
+def texts(messages: list[Message]) -> dict[int, str]:
+    joined: dict[int, str] = {}
+    for message in messages:
+        for reply in message.replies if isinstance(message, Replies) else []:
+            joined[reply.uid] = joined.get(reply.uid, "") + reply.text
+    return joined
+
+
+def test_interleaved_answers_are_those_decoded_alone(tokenizer: Tokenizer) -> None:
+    answers = ["Grüße 🙂 世界", "def f(x):\n    return x", "🙂🙃"]
+    ids = [tokenizer.encode(answer) for answer in answers]
+    role = DetokenizerRole(tokenizer)
+    out: list[Message] = []
+    for position in range(max(map(len, ids))):
+        rows = [
+            (uid, row[position], "length" if position == len(row) - 1 else None)
+            for uid, row in enumerate(ids)
+            if position < len(row)
+        ]
+        out += role.handle([step(*rows)])
+        assert all("\ufffd" not in text for text in texts(out).values())
+    assert texts(out) == dict(enumerate(answers))
+    assert role.num_open == 0
+
+
+def test_all_that_has_arrived_becomes_one_message(tokenizer: Tokenizer) -> None:
+    role = DetokenizerRole(tokenizer)
+    refused, heartbeat = Rejected(3, "too long", "prompt"), Heartbeat(1, {"pages_free": 2})
+    replies, beat = role.handle([step((1, 504, None), (2, 314, None)), refused, heartbeat, step((1, 2, "stop"))])
+    assert beat == heartbeat
+    assert isinstance(replies, Replies)
+    assert [(r.uid, r.token_ids, r.finish_reason, r.error) for r in replies.replies] == [
+        (1, [504], None, None),
+        (2, [314], None, None),
+        (3, [], None, "too long"),
+        (1, [2], "stop", None),
+    ]
+    assert replies.replies[-1].text == ""  # an end-of-sequence token is in the ids and not in the text
+    assert role.num_open == 1
+
+
+def test_hazard_21_an_abort_ends_what_is_remembered_and_gives_out_the_rest(tokenizer: Tokenizer) -> None:
+    role = DetokenizerRole(tokenizer)
+    first_third = tokenizer.encode("🙂")[0]
+    (replies,) = role.handle([step((1, first_third, None))])
+    assert texts([replies]) == {1: ""}
+    (replies,) = role.handle([step((1, None, "abort"))])
+    assert isinstance(replies, Replies)
+    assert replies.replies == [Reply(1, "\ufffd", [], "abort", 3, 0)]
+    assert role.num_open == 0
+
+
+def test_a_request_that_fails_ends_once_and_alone(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    decode = Tokenizer.decode
+    monkeypatch.setattr(Tokenizer, "decode", lambda self, ids: 1 // 0 if 504 in ids else decode(self, ids))
+    role = DetokenizerRole(tokenizer)
+    out = role.handle(
+        [step((1, 504, None), (2, 314, None)), step((1, 314, None), (2, 314, None)), step((1, 2, "stop"))]
+    )
+    assert isinstance(out[0], Replies)
+    ends = [(reply.uid, reply.finish_reason) for reply in out[0].replies if reply.uid == 1]
+    assert ends == [(1, "abort")]
+    assert texts(out)[2] == tokenizer.decode([314, 314])
+    assert role.num_open == 1
