@@ -23,7 +23,7 @@ OPEN_PATHS = ("/health", "/ready")  # for load balancers, which have no key
 
 
 def create_app(service: Service, api_key: str | None = None) -> FastAPI:
-    app = FastAPI(title="minisgl", openapi_url=None)
+    app = FastAPI(title="minisgl", openapi_url=None, redirect_slashes=False)
     if api_key is not None:
         app.add_middleware(KeyGuard, key=api_key)
     app.add_exception_handler(ApiError, _failed)
@@ -124,7 +124,7 @@ async def _no_route(request: Request, error: Exception) -> Response:
     """What Starlette itself refuses: no such path, or not with this method."""
     status = error.status_code if isinstance(error, HTTPException) else 500
     headers = error.headers if isinstance(error, HTTPException) else None
-    what = f"{request.method:.20} {request.url.path:.200}"
+    what = f"{request.method:.20} {request.scope['path']:.200}"
     reason = {404: f"there is nothing at {what}", 405: f"{what} is not allowed: see the Allow header"}
     return ApiError(status, reason.get(status, what), headers=headers).response
 

@@ -43,11 +43,12 @@ def chat_call(data: bytes, served: tuple[str, ...], new_uid: Callable[[], int]) 
     """The body of /v1/chat/completions. Raises ApiError 400 or 404."""
     body = decode_body(data, ChatBody)
     check_model(body.model, served)
-    limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    limit_name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
+    limit = getattr(body, limit_name)
     if not body.messages:
         raise bad_request("messages is empty: give at least one message", "messages")
     chat = [_plain(message, f"messages[{index}]") for index, message in enumerate(body.messages)]
-    params = sampling_params(body, 1 if limit is None else limit)
+    params = sampling_params(body, 1 if limit is None else limit, limit_name)
     return _call(body, [{"chat": chat, "fill_context": limit is None}], params, ChatFormat, served, new_uid)
 
 

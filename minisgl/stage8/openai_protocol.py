@@ -94,8 +94,9 @@ def check_choices(prompts: int, n: int | None) -> int:
     return each
 
 
-def sampling_params(body: Body, max_tokens: int) -> SamplingParams:
-    """With OpenAI's defaults: temperature 1. Raises ApiError 400 that names the field."""
+def sampling_params(body: Body, max_tokens: int, limit_name: str = "max_tokens") -> SamplingParams:
+    """With OpenAI's defaults: temperature 1. Raises ApiError 400 that names the field; limit_name: that of the limit
+    in this body."""
     given = {
         name: value
         for name in ("top_p", "top_k", "min_p", "seed", "ignore_eos")
@@ -105,7 +106,9 @@ def sampling_params(body: Body, max_tokens: int) -> SamplingParams:
     try:
         return SamplingParams(temperature=temperature, max_tokens=max_tokens, **given)
     except ValueError as error:
-        raise bad_request(str(error), str(error).split()[0]) from None
+        name, _, rest = str(error).partition(" ")
+        name = limit_name if name == "max_tokens" else name
+        raise bad_request(f"{name} {rest}", name) from None
 
 
 def for_choice(params: SamplingParams, choice: int) -> SamplingParams:

@@ -122,22 +122,29 @@ class Server:
         listening, dying = asyncio.create_task(frontend.listen()), asyncio.create_task(self._death())
         self.service.frontend, self.service.status = frontend, "ready"
         print(self._ready_line(), file=sys.stderr, flush=True)
-        await asyncio.wait((stopping, listening, dying), return_when=asyncio.FIRST_COMPLETED)
-        if stopping.done() and await self._drained(frontend, dying):
-            return 0
-        if not dying.done():
-            listening.result()  # it ends only by a bug of ours, which this raises
-        await self._tell(dying.result())
-        return 1
+        try:
+            await asyncio.wait((stopping, listening, dying), return_when=asyncio.FIRST_COMPLETED)
+            if stopping.done() and await self._drained(frontend, dying):
+                return 0
+            if not dying.done():
+                listening.result()  # it ends only by a bug of ours, which this raises
+            await self._tell(dying.result())
+            return 1
+        finally:
+            dying.cancel()
+            listening.cancel()
 
     async def _death(self) -> str:
         """Which process died, in one line, when one has."""
         loop, changed = asyncio.get_running_loop(), asyncio.Event()
-        for descriptor in self.processes.signs_of_death:
-            loop.add_reader(descriptor, changed.set)
-        await changed.wait()
-        for descriptor in self.processes.signs_of_death:
-            loop.remove_reader(descriptor)
+        descriptors = self.processes.signs_of_death
+        try:
+            for descriptor in descriptors:
+                loop.add_reader(descriptor, changed.set)
+            await changed.wait()
+        finally:
+            for descriptor in descriptors:
+                loop.remove_reader(descriptor)
         return await asyncio.to_thread(self.processes.dead) or "a process of the server has closed its reports"
 
     async def _drained(self, frontend: Frontend, dying: asyncio.Task) -> bool:

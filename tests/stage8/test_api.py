@@ -271,7 +271,7 @@ BAD_CHAT = [
     ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0]"),
     ({"messages": [{"role": "user", "content": [{"type": "y" * 10**6}]}]}, "messages[0].content[0]"),
     ({"messages": [{"role": "assistant", "content": "a", "tool_calls": [{}]}]}, "messages[0].tool_calls"),
-    ({"max_completion_tokens": -1}, "max_tokens"),
+    ({"max_completion_tokens": -1}, "max_completion_tokens"),
 ]
 BAD_PROMPTS = [None, 1, True, [], {}, [1, "a"], [[1], 2], [[1], "a"], [-1], [2**31], [1.5], [True], [[True]], [[[1]]]]
 
@@ -437,9 +437,10 @@ def test_models() -> None:
 def test_unknown_routes_and_methods() -> None:
     async def test() -> None:
         async with serving() as server:
-            missing = await server.get("/v1/nothing")
-            assert missing.status_code == 404
-            error_of(missing)
+            for path in ("/v1/nothing", "/", "/v1/chat/completions/", "/docs"):
+                missing = await server.get(path)
+                assert missing.status_code == 404
+                error_of(missing)
             wrong = await server.get(CHAT_PATH)
             assert wrong.status_code == 405
             assert wrong.headers["allow"] == "POST"
@@ -532,10 +533,11 @@ def test_server_info_has_live_counters() -> None:
 class Client:
     """Plays an HTTP client at the level of ASGI."""
 
-    def __init__(self, app: Any, body: dict) -> None:
+    def __init__(self, app: Any, body: dict, whole: bool = True) -> None:
         self.received: list[dict] = []
         self._messages: asyncio.Queue[dict] = asyncio.Queue()
-        self._messages.put_nowait({"type": "http.request", "body": json.dumps(body).encode(), "more_body": False})
+        data = json.dumps(body).encode()
+        self._messages.put_nowait({"type": "http.request", "body": data, "more_body": not whole})
         scope = {
             "type": "http",
             "asgi": {"version": "3.0", "spec_version": "2.3"},
@@ -556,6 +558,17 @@ class Client:
 
     def leave(self) -> None:
         self._messages.put_nowait({"type": "http.disconnect"})
+
+
+def test_a_client_that_leaves_within_its_body_asks_nothing() -> None:
+    async def test() -> None:
+        async with serving() as server:
+            client = Client(server.app, CHAT, whole=False)
+            client.leave()
+            await asyncio.wait_for(client.done, 20)
+            assert server.ring.sent == []
+
+    asyncio.run(test())
 
 
 @pytest.mark.parametrize("stream", [False, True])
