@@ -1,0 +1,152 @@
+"""Decode steps as CUDA graphs: a few hundred kernels with one launch. Knows nothing of requests but how many.
+
+A graph is recorded for some batch sizes, from large to small so that the small ones fit into the large ones' memory
+(the walk-through's 5.3). It reads and writes fixed addresses: a step is copied into the buffers that it was recorded
+with, padded to its size with dummy requests, whose K and V go to the dummy page.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from minisgl.core.batch import Batch
+from minisgl.core.protocols import AttentionBackend
+from minisgl.stage6.engine import RankEngine
+from minisgl.stage7.config import OverlapConfig
+
+log = logging.getLogger("minisgl")
+
+Replay = Callable[[], None]
+
+
+@runtime_checkable
+class GraphAttention(AttentionBackend, Protocol):
+    """An attention backend whose decode metadata can stay where it is."""
+
+    def init_capture_graph(self, max_size: int, page_table: Tensor) -> None:
+        """Make the buffers that the metadata of every recorded batch, of up to max_size requests, are views of."""
+
+    def prepare_for_capture(self, batch: Batch) -> object:
+        """The metadata to record a batch of dummy requests with."""
+
+    def prepare_for_replay(self, batch: Batch) -> None:
+        """Copy batch.attn_metadata into the buffers, for all of batch.padded_reqs and leaving nothing of an earlier
+        step behind. Runs on the engine's stream, and does not wait."""
+
+
+class GraphRunner:
+    def __init__(
+        self, engine: RankEngine, attention: GraphAttention, sizes: list[int], make_graph: Callable[[Replay], Replay]
+    ) -> None:
+        """sizes: descending. make_graph: records what a function asks of the device, and returns what repeats it."""
+        self._dummy_req, self._attention = engine.dummy_req, attention
+        self._sizes = sizes
+        largest, device = sizes[0], engine.device
+        self._input_ids = torch.zeros(largest, dtype=torch.int32, device=device)
+        self._positions = torch.zeros(largest, dtype=torch.int64, device=device)
+        self._out_loc = torch.full((largest,), engine.pool.dummy_slot, dtype=torch.int32, device=device)
+        attention.init_capture_graph(largest, engine.table.device)
+        self._logits = torch.empty(largest, engine.model_config.vocab_size, dtype=engine.dtype, device=device)
+        self._graphs = {size: make_graph(self._recorded(engine, size)) for size in sizes}
+
+    def pad(self, batch: Batch) -> None:
+        """Up to the next recorded size, if the batch is one that a graph can run."""
+        sizes = [size for size in self._sizes if size >= batch.size]
+        if batch.phase == "decode" and sizes:
+            batch.padded_reqs = batch.reqs + [self._dummy_req] * (sizes[-1] - batch.size)
+
+    def can_run(self, batch: Batch) -> bool:
+        return batch.phase == "decode" and batch.padded_size in self._graphs
+
+    def replay(self, batch: Batch) -> Tensor:
+        """Logits [padded_reqs, vocab]: a buffer, which the next replay writes."""
+        size = batch.padded_size
+        self._input_ids[:size] = batch.input_ids
+        self._positions[:size] = batch.positions
+        self._out_loc[:size] = batch.out_loc
+        self._attention.prepare_for_replay(batch)
+        self._graphs[size]()
+        return self._logits[:size]
+
+    def _recorded(self, engine: RankEngine, size: int) -> Replay:
+        batch = Batch([engine.dummy_req] * size, num_decode=size)
+        batch.input_ids, batch.positions = self._input_ids[:size], self._positions[:size]
+        batch.out_loc, batch.logits_rows = self._out_loc[:size], None
+        batch.attn_metadata = self._attention.prepare_for_capture(batch)
+        context = engine.context(batch)
+
+        def run() -> None:
+            self._logits[:size] = engine.model(context)
+
+        return run
+
+
+class GraphEngine(RankEngine):
+    """Adds to the step "graphs". Where there are none it launches layer by layer, as its base does."""
+
+    config: OverlapConfig
+
+    def prepare_to_run(self) -> None:
+        self._graphs = _record_graphs(self)
+
+    def pad(self, batch: Batch) -> None:
+        if self._graphs is not None:
+            self._graphs.pad(batch)
+
+    def run_model(self, batch: Batch) -> Tensor:
+        if self._graphs is not None and self._graphs.can_run(batch):
+            return self._graphs.replay(batch)
+        return super().run_model(batch)
+
+
+def graph_sizes(largest: int) -> list[int]:
+    """Batch sizes to record, descending: 1, 2, 4, and multiples of 8."""
+    return [size for size in [*range(largest // 8 * 8, 0, -8), 4, 2, 1] if size <= largest]
+
+
+def _record_graphs(engine: GraphEngine) -> GraphRunner | None:
+    """None, with the reason in the log, when decode steps are launched kernel by kernel."""
+    largest = _largest_size(engine)
+    if largest == 0:
+        log.info("CUDA graphs: off")
+    elif engine.device.type != "cuda":
+        log.info("CUDA graphs need CUDA: on the %s every step is launched kernel by kernel", engine.device.type)
+    elif not isinstance(engine.attention, GraphAttention):
+        log.info("CUDA graphs: the attention backend cannot be recorded, every step is launched kernel by kernel")
+    else:
+        sizes = graph_sizes(largest)
+        log.info("CUDA graphs: recording %d batch sizes up to %d", len(sizes), largest)
+        return GraphRunner(engine, engine.attention, sizes, CudaGraphMaker(engine.device))
+    return None
+
+
+def _largest_size(engine: GraphEngine) -> int:
+    wanted = engine.config.cuda_graph_max_bs
+    if wanted is None and engine.device.type == "cuda":
+        memory = torch.cuda.get_device_properties(engine.device).total_memory
+        wanted = 256 if memory > 80 * 2**30 else 160
+    return min(engine.config.max_running_requests, 256 if wanted is None else wanted)
+
+
+class CudaGraphMaker:
+    """Graphs that share one memory pool: they never run at the same time."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream(device)
+
+    @torch.inference_mode()
+    def __call__(self, run: Replay) -> Replay:
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            run()  # once outside: libraries make their workspaces at their first call
+        torch.cuda.current_stream().wait_stream(self._stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+            run()
+        return graph.replay
