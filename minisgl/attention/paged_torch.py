@@ -16,16 +16,19 @@ from minisgl.core.batch import Batch
 from minisgl.core.context import Context
 from minisgl.core.protocols import KVCache
 from minisgl.core.req import Req
-from minisgl.kernel.device import device_tensor
+from minisgl.kernel.device import device_tensor, to_device
+
+_CALL_COST = 2048  # slots that can be read in the time one more call takes (30 layers of SmolLM2, Zen 4)
 
 
 @dataclass(frozen=True, eq=False)
 class DecodeRows:
-    """Several requests of one new token each. `longest` is a whole number of pages."""
+    """Requests of one new token each, of about the same length. `longest` is a whole number of pages."""
 
+    rows: Tensor  # int64 [rows]: which of the batch's decode rows
     pages: Tensor  # int32 [rows * longest / page_size]
     hidden: Tensor  # bool [rows, 1, longest]: not this row's tokens
-    tails: Tensor  # int64 [n]: of the gathered slots, those behind a row's last token but in its last page
+    hidden_slots: Tensor  # int64 [n]: the same as indices into what is gathered
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,8 +44,22 @@ class Sequence:
 @dataclass(frozen=True, eq=False)
 class PagedMetadata:
     num_decode: int
-    decode: DecodeRows | None
+    decode: list[DecodeRows]  # one, unless lengths differ much
     sequences: list[Sequence]
+
+
+def group_by_length(lengths: list[int], page_size: int) -> list[list[int]]:
+    """Rows to compute in one call each, every row once. A call pads its rows to the longest; it may pad up to as many
+    slots as its rows have, or up to what another call would cost. One group has its rows in order."""
+    counts = page_counts(lengths, page_size)
+    groups: list[list[int]] = [[]]
+    for row in sorted(range(len(counts)), key=counts.__getitem__):
+        own = sum(counts[member] for member in groups[-1])
+        padded = counts[row] * len(groups[-1]) - own
+        if padded * page_size > max(_CALL_COST, own * page_size):
+            groups.append([])
+        groups[-1].append(row)
+    return [sorted(group) for group in groups]
 
 
 class PagedTorchAttention(ContiguousAttention):
@@ -63,8 +80,10 @@ class PagedTorchAttention(ContiguousAttention):
                 pages = self._pages_of(req, page_table) if req.cached_len else None
                 alone.append(Sequence(start, start + req.extend_len, req.device_len, pages))
             start += req.extend_len
-        decode = self._decode_rows(reqs[:num_decode], page_table) if num_decode > 1 else None
-        return PagedMetadata(num_decode if decode else 0, decode, alone)
+        if num_decode < 2:
+            return PagedMetadata(0, [], alone)
+        groups = group_by_length([req.device_len for req in reqs[:num_decode]], self.page_size)
+        return PagedMetadata(num_decode, [self._decode_rows(reqs, rows, page_table) for rows in groups], alone)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, layer_id: int, ctx: Context) -> Tensor:
         metadata, cache = ctx.attn_metadata, ctx.kv_cache
@@ -72,7 +91,7 @@ class PagedTorchAttention(ContiguousAttention):
             raise ValueError("PagedTorchAttention needs a context with its own attn_metadata, kv_cache and out_loc")
         cache.store(layer_id, k, v, ctx.out_loc)
         outs = []
-        if metadata.decode is not None:
+        if metadata.decode:
             outs.append(self._forward_decode(q[: metadata.num_decode], layer_id, cache, metadata.decode))
         for s in metadata.sequences:
             keys, values = k[s.start : s.end], v[s.start : s.end]
@@ -100,39 +119,45 @@ class PagedTorchAttention(ContiguousAttention):
         A query head is widened to all KV heads, zero outside its own: K and V are then one matrix a row, as they lie
         in memory. More products, fewer bytes moved: faster on a CPU than one small product for every head.
         """
-        rows, kv_heads = len(q), self.num_kv_heads
-        own = torch.eye(kv_heads, dtype=q.dtype, device=q.device)[:, None, :, None]  # [kv, 1, kv, 1]
-        wide = q.view(rows, kv_heads, -1, 1, self.head_dim) * own  # [rows, kv, group, kv, dim]
-        scores = torch.bmm(
-            wide.view(rows, self.num_q_heads, -1), k.flatten(2).transpose(1, 2)
-        )  # [rows, heads, longest]
-        scores = (scores.float() * self.head_dim**-0.5).masked_fill_(hidden, -torch.inf)
-        out = torch.bmm(scores.softmax(dim=-1).to(v.dtype), v.flatten(2))  # [rows, heads, kv * dim]
-        out = out.view(rows, kv_heads, -1, kv_heads, self.head_dim).diagonal(dim1=1, dim2=3)  # [rows, group, dim, kv]
+        rows, kv, dim = len(q), self.num_kv_heads, self.head_dim
+        group = self.num_q_heads // kv
+        wide = q.new_zeros(rows, kv, group, kv, dim)
+        wide.diagonal(dim1=1, dim2=3).copy_(q.view(rows, kv, group, dim).permute(0, 2, 3, 1))  # [rows, group, dim, kv]
+        keys = k.flatten(2).transpose(1, 2)  # [rows, kv * dim, longest]
+        scores = torch.bmm(wide.view(rows, kv * group, kv * dim), keys)  # [rows, heads, longest]
+        weights = scores.float().mul_(dim**-0.5).masked_fill_(hidden, -torch.inf).softmax(dim=-1)
+        out = torch.bmm(weights.to(v.dtype), v.flatten(2))  # [rows, heads, kv * dim]
+        out = out.view(wide.shape).diagonal(dim1=1, dim2=3)  # [rows, group, dim, kv]
         return out.permute(0, 3, 1, 2).reshape(q.shape)
 
-    def _forward_decode(self, q: Tensor, layer_id: int, cache: KVCache, decode: DecodeRows) -> Tensor:
-        shape = (len(q), -1, self.num_kv_heads, self.head_dim)
-        k_space, v_space = self._space_for(cache.k_cache(layer_id), len(decode.pages))
-        k = self.gather(cache.k_cache(layer_id), decode.pages, k_space)
-        v = self.gather(cache.v_cache(layer_id), decode.pages, v_space)
-        # A page's former owner may have left NaN in it, and weight 0 * NaN is NaN.
-        v.index_fill_(0, decode.tails, 0)
-        return self.attend_decode(q, k.view(shape), v.view(shape), decode.hidden)
+    def _forward_decode(self, q: Tensor, layer_id: int, cache: KVCache, groups: list[DecodeRows]) -> Tensor:
+        if len(groups) == 1:
+            return self._forward_group(q, layer_id, cache, groups[0])
+        out = torch.empty_like(q)
+        for group in groups:
+            out[group.rows] = self._forward_group(q[group.rows], layer_id, cache, group)
+        return out
 
-    def _decode_rows(self, reqs: list[Req], page_table: Tensor) -> DecodeRows:
-        lengths, device = [req.device_len for req in reqs], page_table.device
-        pages = pages_view(page_table, [req.table_idx for req in reqs], lengths, self.page_size)
-        longest = pages.shape[1] * self.page_size
-        seen = device_tensor(lengths, torch.int64, device)
-        hidden = torch.arange(longest, device=device) >= seen[:, None]
-        counts = page_counts(lengths, self.page_size)
-        tails = [
-            row * longest + column
-            for row, (length, count) in enumerate(zip(lengths, counts, strict=True))
-            for column in range(length, count * self.page_size)
-        ]
-        return DecodeRows(pages.flatten(), hidden[:, None], device_tensor(tails, torch.int64, device))
+    def _forward_group(self, q: Tensor, layer_id: int, cache: KVCache, group: DecodeRows) -> Tensor:
+        shape = (len(q), -1, self.num_kv_heads, self.head_dim)
+        k_space, v_space = self._space_for(cache.k_cache(layer_id), len(group.pages))
+        k = self.gather(cache.k_cache(layer_id), group.pages, k_space)
+        v = self.gather(cache.v_cache(layer_id), group.pages, v_space)
+        # A page's former owner may have left NaN in it, and weight 0 * NaN is NaN.
+        v.index_fill_(0, group.hidden_slots, 0)
+        return self.attend_decode(q, k.view(shape), v.view(shape), group.hidden)
+
+    def _decode_rows(self, reqs: list[Req], rows: list[int], page_table: Tensor) -> DecodeRows:
+        lengths, device = [reqs[row].device_len for row in rows], page_table.device
+        pages = pages_view(page_table, [reqs[row].table_idx for row in rows], lengths, self.page_size)
+        hidden = torch.arange(pages.shape[1] * self.page_size) >= torch.tensor(lengths)[:, None]  # on the host
+        hidden_slots = hidden.flatten().nonzero().flatten()
+        return DecodeRows(
+            device_tensor(rows, torch.int64, device),
+            pages.flatten(),
+            to_device(hidden[:, None], device),
+            to_device(hidden_slots, device),
+        )
 
     def _pages_of(self, req: Req, page_table: Tensor) -> Tensor | slice:
         pages = pages_view(page_table, [req.table_idx], [req.device_len], self.page_size)[0]

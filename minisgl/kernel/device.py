@@ -91,10 +91,13 @@ def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> T
 
 
 def device_tensor(values: Sequence[int] | Sequence[float], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """[len(values)] on the device. The host does not wait: a GPU copies from pinned memory, in stream order."""
-    if device.type == "cpu":
-        return torch.tensor(values, dtype=dtype)
-    return torch.tensor(values, dtype=dtype, pin_memory=True).to(device, non_blocking=True)
+    """[len(values)] on the device, as `to_device`."""
+    return to_device(torch.tensor(values, dtype=dtype), device)
+
+
+def to_device(host: Tensor, device: torch.device) -> Tensor:
+    """A copy on the device; on a CPU the tensor itself. The host does not wait: a GPU copies from pinned memory."""
+    return host if device.type == "cpu" else host.pin_memory().to(device, non_blocking=True)
 
 
 class DoneEvent:

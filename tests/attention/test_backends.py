@@ -12,7 +12,7 @@ from torch import Tensor
 
 from minisgl.attention import create_attention
 from minisgl.attention.contiguous import ContiguousAttention
-from minisgl.attention.paged_torch import PagedTorchAttention
+from minisgl.attention.paged_torch import PagedTorchAttention, group_by_length
 from minisgl.attention.recompute import RecomputeAttention
 from minisgl.attention.reference import reference_attention, reference_paged_attention
 from minisgl.core.batch import Batch
@@ -168,6 +168,30 @@ def test_paged_chunk_that_starts_inside_a_page(cached: int) -> None:
     torch.manual_seed(0)
     shape = (2, 3, 8)
     Scene.build([(cached, cached + 5), (cached, cached + 1)], 0, 16, torch.float32, shape).check(shape, torch.float32)
+
+
+def test_rows_of_very_different_lengths() -> None:
+    """One long row must not make every other row read as much: they are computed in two calls, of mixed-up rows."""
+    torch.manual_seed(0)
+    lengths = [(n - 1, n) for n in (5, 2900, 33, 1, 40, 2500)]
+    assert group_by_length([n for _, n in lengths], 16) == [[0, 2, 3, 4], [1, 5]]
+    Scene.build(lengths, 6, 16, torch.float32, (2, 3, 8)).check((2, 3, 8), torch.float32)
+
+
+@given(st.lists(st.integers(1, 5000), min_size=1, max_size=30), st.sampled_from([1, 16, 64]))
+def test_grouping_bounds_what_is_padded(lengths: list[int], page_size: int) -> None:
+    groups = group_by_length(lengths, page_size)
+    assert sorted(row for group in groups for row in group) == list(range(len(lengths)))
+    for group in groups:
+        own = [-(-lengths[row] // page_size) * page_size for row in group]
+        assert max(own) * len(own) - sum(own) <= max(2048, sum(own))
+
+
+@pytest.mark.parametrize("page_size", [4, 16])
+def test_a_short_row_beside_a_longer_one(page_size: int) -> None:
+    """The short row is padded with its own only page, most of which another request may have left NaN in."""
+    torch.manual_seed(0)
+    Scene.build([(0, 1), (20, 21)], 2, page_size, torch.float32, (2, 3, 8)).check((2, 3, 8), torch.float32)
 
 
 def test_consecutive_pages_are_not_copied() -> None:
