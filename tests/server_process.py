@@ -45,7 +45,11 @@ class ServerProcess:
             assert time.monotonic() < deadline, f"the server is not ready:\n{self.log}"
             time.sleep(0.05)
         self.url = ready[1]
+        self.find_children()
+
+    def find_children(self) -> list[int]:
         self.children = children_of(self.process.pid)
+        return self.children
 
     def end(self, number: int = signal.SIGTERM) -> int:
         self.process.send_signal(number)

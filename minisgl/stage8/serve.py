@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m minisgl.stage
     try:
         listener = listen(config.host, config.port)
     except OSError as error:
-        remedy = "choose another with --port, or 0 for a free one"
+        remedy = "choose another with --host or --port (0 takes a free one)"
         print(f"error: cannot listen on {config.host}:{config.port} ({error.strerror}): {remedy}", file=sys.stderr)
         return 1
     with listener:
@@ -115,7 +115,7 @@ class Server:
         await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
         if not starting.done():
             await asyncio.to_thread(self.processes.stop)
-            await asyncio.wait((starting,))
+            await asyncio.gather(starting, return_exceptions=True)  # that it was stopped is no news
             return 0
         self.service.max_model_len = starting.result().max_total_tokens
         frontend = Frontend(ring.tokenizers, ring.replies, self.config.max_queued_requests, self.tracer)

@@ -55,6 +55,18 @@ def test_a_second_signal_ends_at_once(tmp_path: Path, model_folder: Path) -> Non
         assert server.remains() == []
 
 
+def test_sigterm_while_it_starts(tmp_path: Path, model_folder: Path) -> None:
+    server = ServerProcess(tmp_path, *SMALL)
+    try:
+        while not server.find_children():
+            assert server.process.poll() is None, server.log
+        assert server.end() == 0
+        assert "Traceback" not in server.log
+        assert server.remains() == []
+    finally:
+        server.kill()
+
+
 def test_when_a_child_dies_streams_say_so_and_the_server_ends(tmp_path: Path, model_folder: Path) -> None:
     with running(tmp_path, *SMALL) as server:
         with httpx.stream("POST", f"{server.url}/v1/completions", json=ENDLESS, timeout=60) as response:
