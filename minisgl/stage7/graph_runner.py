@@ -52,7 +52,7 @@ class GraphRunner:
         self._out_loc = torch.full((largest,), engine.pool.dummy_slot, dtype=torch.int32, device=device)
         attention.init_capture_graph(largest, engine.table.device)
         self._logits = torch.empty(largest, engine.model_config.vocab_size, dtype=engine.dtype, device=device)
-        self._graphs = {size: make_graph(self._recorded(engine, size)) for size in sizes}
+        self._replays = {size: make_graph(self._recorded(engine, size)) for size in sizes}
 
     def pad(self, batch: Batch) -> None:
         """Up to the next recorded size, if the batch is one that a graph can run."""
@@ -61,7 +61,7 @@ class GraphRunner:
             batch.padded_reqs = batch.reqs + [self._dummy_req] * (sizes[-1] - batch.size)
 
     def can_run(self, batch: Batch) -> bool:
-        return batch.phase == "decode" and batch.padded_size in self._graphs
+        return batch.phase == "decode" and batch.padded_size in self._replays
 
     def replay(self, batch: Batch) -> Tensor:
         """Logits [padded_reqs, vocab]: a buffer, which the next replay writes."""
@@ -70,7 +70,7 @@ class GraphRunner:
         self._positions[:size] = batch.positions
         self._out_loc[:size] = batch.out_loc
         self._attention.prepare_for_replay(batch)
-        self._graphs[size]()
+        self._replays[size]()
         return self._logits[:size]
 
     def _recorded(self, engine: RankEngine, size: int) -> Replay:
@@ -92,15 +92,15 @@ class GraphEngine(RankEngine):
     config: OverlapConfig
 
     def prepare_to_run(self) -> None:
-        self._graphs = _record_graphs(self)
+        self.graphs = _record_graphs(self)
 
     def pad(self, batch: Batch) -> None:
-        if self._graphs is not None:
-            self._graphs.pad(batch)
+        if self.graphs is not None:
+            self.graphs.pad(batch)
 
     def run_model(self, batch: Batch) -> Tensor:
-        if self._graphs is not None and self._graphs.can_run(batch):
-            return self._graphs.replay(batch)
+        if self.graphs is not None and self.graphs.can_run(batch):
+            return self.graphs.replay(batch)
         return super().run_model(batch)
 
 
