@@ -1,6 +1,6 @@
-"""The server's loop, and the server without a port: the messages the API would send, sent by a caller of `generate`.
+"""The loops that every scheduler process runs; and the server without a port, which sends what the API would send.
 
-Knows nothing of HTTP, and does not load torch: the engine is in another process.
+Knows nothing of HTTP. The caller's process does not load torch: the engine is in another one.
 """
 
 from __future__ import annotations
@@ -21,19 +21,40 @@ from minisgl.stage8.sockets import Sockets
 
 if TYPE_CHECKING:
     from minisgl.stage5.scheduler import Scheduler
+    from minisgl.stage7.streams import EngineStream
     from minisgl.stage8.scheduler_io import Desk, RankInbox
 
 
-def serve(scheduler: Scheduler, inbox: RankInbox, desk: Desk) -> NoReturn:
-    """What every scheduler process runs, for ever."""
+def plain_loop(scheduler: Scheduler, inbox: RankInbox, desk: Desk) -> NoReturn:
+    """schedule N, compute N, commit N."""
     while True:
         for message in inbox.receive(wait=not scheduler.has_work):
             desk.take(message)
         forward_input = scheduler.schedule()
         if forward_input is not None:
-            desk.report(scheduler.commit(forward_input, scheduler.forward(forward_input)))
+            with scheduler.tracer.span("forward", "engine", step=scheduler.step):
+                output = scheduler.forward(forward_input)
+            desk.report(scheduler.commit(forward_input, output))
         elif scheduler.has_work:
             raise RuntimeError("requests wait, nothing runs, and none can be admitted: this is a bug")
+        desk.heartbeat()
+
+
+def overlap_loop(scheduler: Scheduler, inbox: RankInbox, desk: Desk, stream: EngineStream) -> NoReturn:
+    """schedule N, launch N, commit N - 1."""
+    from minisgl.stage7.overlap import InFlight, commit, launch  # loads torch, which the caller of `generate` does not
+
+    last: InFlight | None = None
+    while True:
+        for message in inbox.receive(wait=last is None and not scheduler.has_work):
+            desk.take(message)
+        forward_input = scheduler.schedule()
+        launched = launch(scheduler, stream, forward_input) if forward_input is not None else None
+        if last is not None:
+            desk.report(commit(scheduler, last))
+        elif launched is None and scheduler.has_work:
+            raise RuntimeError("requests wait, nothing runs, and none can be admitted: this is a bug")
+        last = launched
         desk.heartbeat()
 
 

@@ -1,6 +1,6 @@
 """The process of one rank's scheduler and engine: `python -m minisgl.stage8.scheduler_process`.
 
-Knows nothing of text. Its loop is `serve` in llm.py.
+Knows nothing of text. The loop that it runs is in llm.py.
 """
 
 from __future__ import annotations
@@ -8,15 +8,15 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from minisgl.core.llm import check_max_seq_len
 from minisgl.core.tokenizer import Tokenizer
 from minisgl.models.config import ModelConfig
 from minisgl.stage8.child import Child, EngineInfo, Ready, run_child
-from minisgl.stage8.llm import serve
+from minisgl.stage8.llm import overlap_loop, plain_loop
 from minisgl.stage8.messages import TO_SCHEDULER
-from minisgl.stage8.scheduler_io import Desk, FirstRankInbox, OtherRankInbox
+from minisgl.stage8.scheduler_io import Desk, FirstRankInbox, OtherRankInbox, RankInbox
 from minisgl.stage8.server_config import ServerConfig
 from minisgl.stage8.sockets import Addresses, Sockets
 
@@ -46,19 +46,30 @@ def work(child: Child) -> None:
 def make_scheduler(child: Child) -> Scheduler:
     """Loads torch, then the model."""
     from minisgl.stage5.scheduler import Scheduler
-    from minisgl.stage6.engine import RankEngine, check_parallel
+    from minisgl.stage6.engine import check_parallel
     from minisgl.stage6.ranks import loopback_only
+    from minisgl.stage7.graph_runner import GraphEngine
 
-    os.environ.update({**loopback_only(), **os.environ})
     orders = child.orders
     config = replace(orders.config, threads=orders.config.threads or default_threads(orders.config))
     folder = Path(orders.folder)
     model_config = ModelConfig.from_folder(folder)
     check_parallel(config, model_config)
+    os.environ.update({**loopback_only(), **os.environ})
     rendezvous = Path(orders.directory) / "rendezvous" if config.tp > 1 else None
     max_seq_len = check_max_seq_len(config, model_config)
-    engine = RankEngine(config, folder, model_config, max_seq_len, orders.index, rendezvous)
+    engine = GraphEngine(config, folder, model_config, max_seq_len, orders.index, rendezvous)
     return Scheduler(config, engine, Tokenizer.from_folder(folder).eos_ids, child.tracer)
+
+
+def serve(scheduler: Scheduler, inbox: RankInbox, desk: Desk) -> NoReturn:
+    from minisgl.stage7.streams import engine_stream
+
+    config = scheduler.config
+    assert isinstance(config, ServerConfig)
+    if config.disable_overlap:
+        plain_loop(scheduler, inbox, desk)
+    overlap_loop(scheduler, inbox, desk, engine_stream(scheduler.engine.device, config.threads))
 
 
 def default_threads(config: ServerConfig) -> int:
