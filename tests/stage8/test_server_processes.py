@@ -29,11 +29,6 @@ OPTIONS: dict[str, Any] = {"dtype": "float32", "num_pages": 64, "page_size": 4, 
 QUIET = {"log_level": "warning"}
 
 
-@pytest.fixture(scope="module")
-def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("tiny"))
-
-
 @pytest.fixture(autouse=True)
 def _nothing_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """No test leaves a child, a file descriptor or a folder of sockets."""
