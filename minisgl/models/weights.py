@@ -82,6 +82,7 @@ def load_weights(
                 done += destination.nbytes
                 if progress is not None:
                     progress(done, total)
+    parameters.clear()  # or every weight would live on beside its packed copy
     _pack(model)
 
 

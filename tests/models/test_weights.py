@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -155,6 +156,30 @@ def test_a_tied_head_is_one_parameter(tmp_path: Path, monkeypatch: pytest.Monkey
     assert model.lm_head.weight is model.model.embed_tokens.weight
     assert not model.lm_head.weight.is_meta
     assert "lm_head.weight" not in dict(model.named_parameters())
+
+
+@pytest.mark.parametrize("dummy", [False, True])
+def test_packing_does_not_hold_the_model_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dummy: bool) -> None:
+    """When a weight gets its packed copy, those packed before it are gone."""
+    plain: list[weakref.ref[torch.Tensor]] = []
+    most = 0
+
+    def pack(weight: torch.Tensor) -> torch.Tensor:
+        nonlocal most
+        most = max(most, sum(reference() is not None for reference in plain))
+        plain.append(weakref.ref(weight))
+        return weight.clone()
+
+    monkeypatch.setattr("minisgl.layers.linear.pack_linear", pack)
+    make_folder(tmp_path, "Llama")
+    config = ModelConfig.from_folder(tmp_path)
+    model = create_model(config, NoCommunicator(), 64, torch.float32, CPU)
+    if dummy:
+        dummy_weights(model, torch.float32, CPU)
+    else:
+        load_weights(model, tmp_path, config, torch.float32, CPU, NoCommunicator())
+    assert len(plain) == 4 * config.num_layers + 1
+    assert most <= 1, "the model was in memory twice"
 
 
 @pytest.mark.parametrize("family", ["Llama", "Qwen2", "Qwen3", "Qwen3Moe"])
