@@ -66,7 +66,7 @@ class LLM(BaseLLM):
         self._parts = ExitStack()
         self.processes = Processes(self.config, self.folder)
         self._parts.callback(self.processes.stop)
-        sockets = Sockets()
+        sockets = Sockets(self.tracer)
         self._parts.callback(sockets.close)
         self._tokenizers = [sockets.outbox(bind=address) for address in self.processes.to_tokenizer_addresses]
         self._inbox = sockets.inbox(TO_API, bind=self.processes.from_detokenizer_address)

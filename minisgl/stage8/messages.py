@@ -121,6 +121,15 @@ def encode(message: Message) -> bytes:
     return msgspec.msgpack.encode(message)
 
 
+def uids_of(message: Message) -> list[int]:
+    """The requests that a message is about."""
+    if isinstance(message, Step):
+        return message.uids
+    if isinstance(message, Replies):
+        return [reply.uid for reply in message.replies]
+    return [] if isinstance(message, Heartbeat) else [message.uid]  # type: ignore[attr-defined]
+
+
 class MessageDecoder:
     """Decodes the messages one process may receive: `MessageDecoder(TO_SCHEDULER)`."""
 

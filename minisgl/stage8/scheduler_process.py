@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 def work(child: Child) -> None:
     child.watch()
     orders, config = child.orders, child.orders.config
-    addresses, sockets = Addresses(Path(orders.directory)), Sockets()
+    addresses, sockets = Addresses(Path(orders.directory)), Sockets(child.tracer)
     if orders.index > 0:
         subscriber = sockets.subscriber(addresses.ranks)
         scheduler = make_scheduler(child)
@@ -73,8 +73,11 @@ def serve(scheduler: Scheduler, inbox: RankInbox, desk: Desk) -> NoReturn:
 
 
 def default_threads(config: ServerConfig) -> int:
-    """Of a rank on a CPU: one beside other ranks; alone, all cores but one, which the other processes need."""
-    return 1 if config.tp > 1 else max(1, (os.cpu_count() or 1) - 1)
+    """Of a rank that computes on the CPU: alone it gets all cores but one, which the other processes need."""
+    from minisgl.core.threads import RANK_THREADS
+
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return RANK_THREADS if config.tp > 1 else max(1, cores - 1)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,8 @@ from typing import Any
 
 import zmq
 
-from minisgl.stage8.messages import Message, MessageDecoder, encode
+from minisgl.core.trace import Tracer
+from minisgl.stage8.messages import Message, MessageDecoder, encode, uids_of
 
 
 @dataclass(frozen=True)
@@ -52,17 +53,18 @@ class Addresses:
 
 
 class Sockets:
-    """All sockets of one process: they are closed together."""
+    """All sockets of one process: they are closed together. What they send is recorded."""
 
-    def __init__(self) -> None:
+    def __init__(self, tracer: Tracer) -> None:
         self._context = zmq.Context()
+        self._tracer = tracer
 
     def inbox(self, kinds: Any, bind: str | None = None, connect: Sequence[str] = ()) -> Inbox:
         """Receives messages of these kinds (a union of messages.py) from whoever sends there."""
         return Inbox(self._open(zmq.PULL, bind, connect), MessageDecoder(kinds))
 
     def outbox(self, bind: str | None = None, connect: Sequence[str] = ()) -> Outbox:
-        return Outbox(self._open(zmq.PUSH, bind, connect))
+        return Outbox(self._open(zmq.PUSH, bind, connect), self._tracer)
 
     def publisher(self, bind: str) -> Publisher:
         return Publisher(self._open(zmq.XPUB, bind, (), {zmq.XPUB_VERBOSE: 1}))
@@ -122,8 +124,8 @@ class Inbox:
 
 
 class Outbox:
-    def __init__(self, socket: zmq.Socket[bytes]) -> None:
-        self._socket = socket
+    def __init__(self, socket: zmq.Socket[bytes], tracer: Tracer) -> None:
+        self._socket, self._tracer = socket, tracer
 
     def wait_for_reader(self) -> None:
         """Until somebody has connected to the address that this process binds."""
@@ -135,6 +137,9 @@ class Outbox:
             self._socket.send(encode(message), zmq.NOBLOCK)
         except zmq.Again:
             raise BrokenPipeError("no process reads what is sent here") from None
+        if self._tracer.enabled:
+            for uid in uids_of(message):
+                self._tracer.instant(type(message).__name__, "messages", uid)
 
 
 class Publisher:

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import msgspec
 
 from minisgl.core.tokenizer import Tokenizer
+from minisgl.core.trace import Tracer
 from minisgl.models.config import ModelConfig
 from minisgl.stage8.child import Child, EngineInfo, Orders, Ready, run_child
 from minisgl.stage8.detokenizer import DetokenizerRole
@@ -24,12 +25,14 @@ class Role(Protocol):
     def handle(self, messages: list[Message]) -> list[Message]: ...
 
 
-def serve_text(inbox: Inbox, roles: list[tuple[Role, Outbox]]) -> None:
+def serve_text(inbox: Inbox, roles: list[tuple[str, Role, Outbox]], tracer: Tracer) -> None:
     """For ever: wait, take everything, and let each role send on what it makes of it."""
     while True:
         messages = inbox.receive()
-        for role, outbox in roles:
-            for message in role.handle(messages):
+        for name, role, outbox in roles:
+            with tracer.span("handle", name, messages=len(messages)):
+                results = role.handle(messages)
+            for message in results:
                 outbox.send(message)
 
 
@@ -55,13 +58,13 @@ def make_role(name: str, orders: Orders, tokenizer: Tokenizer, info: EngineInfo)
 
 def work(child: Child) -> None:
     orders = child.orders
-    inbox, outboxes = connect(Sockets(), orders)
+    inbox, outboxes = connect(Sockets(child.tracer), orders)
     tokenizer = Tokenizer.from_folder(Path(orders.folder))
     info = msgspec.json.decode(child.line(), type=EngineInfo)
     child.watch()
-    roles = [(make_role(name, orders, tokenizer, info), outbox) for name, outbox in outboxes.items()]
+    roles = [(name, make_role(name, orders, tokenizer, info), outbox) for name, outbox in outboxes.items()]
     child.tell(Ready())
-    serve_text(inbox, roles)
+    serve_text(inbox, roles, child.tracer)
 
 
 if __name__ == "__main__":

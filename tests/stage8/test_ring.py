@@ -19,6 +19,7 @@ import pytest
 
 from minisgl.core.outputs import TokenOutput
 from minisgl.core.sampling_params import SamplingParams
+from minisgl.core.trace import Tracer
 from minisgl.stage8.messages import (
     TO_API,
     TO_DETOKENIZER,
@@ -49,7 +50,7 @@ def addresses() -> Iterator[Addresses]:
 
 @pytest.fixture
 def sockets() -> Iterator[Sockets]:
-    sockets = Sockets()
+    sockets = Sockets(Tracer(None))
     yield sockets
     sockets.close()
 

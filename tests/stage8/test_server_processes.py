@@ -104,7 +104,15 @@ def check_like_stage5(folder: Path, **options: Any) -> None:
 def test_three_processes_from_start_to_the_death_of_one(tiny_folder: Path, tmp_path: Path) -> None:
     file = tmp_path / "trace.json"
     check_like_stage5(tiny_folder, trace=str(file))
-    assert "scheduler" in {event.role for event in read_events(file)}
+    events = [event for event in read_events(file) if event.uid == 0 and event.track == "messages"]
+    journey = [(event.role, event.name) for event in events]
+    assert list(dict.fromkeys(journey)) == [
+        ("main", "Tokenize"),
+        ("detokenizer", "Generate"),  # of the role of the tokenizer, in the same process
+        ("scheduler", "Step"),
+        ("detokenizer", "Replies"),
+    ]
+    assert journey.count(("scheduler", "Step")) == 16
     assert not list(tmp_path.glob("*.jsonl"))
 
 
