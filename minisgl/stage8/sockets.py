@@ -133,13 +133,13 @@ class Outbox:
 
     def send(self, message: Message) -> None:
         """Never waits. Raises BrokenPipeError when nobody has connected to an address that this process binds."""
+        if self._tracer.enabled:  # first: no reader's events shall be older
+            for uid in uids_of(message):
+                self._tracer.instant(type(message).__name__, "messages", uid)
         try:
             self._socket.send(encode(message), zmq.NOBLOCK)
         except zmq.Again:
             raise BrokenPipeError("no process reads what is sent here") from None
-        if self._tracer.enabled:
-            for uid in uids_of(message):
-                self._tracer.instant(type(message).__name__, "messages", uid)
 
 
 class Publisher:

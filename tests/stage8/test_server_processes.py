@@ -64,7 +64,7 @@ def greedy(max_tokens: int) -> SamplingParams:
     return SamplingParams(max_tokens=max_tokens, ignore_eos=True)
 
 
-def check_like_stage5(folder: Path, **options: Any) -> None:
+def check_like_stage5(folder: Path, victim: str, **options: Any) -> None:
     """From the start of the processes to the death of one of them: a start takes seconds, so it is one test."""
     with Stage5LLM(str(folder), **OPTIONS) as alone:
         expected = alone.generate(PROMPTS, greedy(16))
@@ -88,7 +88,6 @@ def check_like_stage5(folder: Path, **options: Any) -> None:
 
         chunks = llm.stream(PROMPTS[0], greedy(150))
         next(chunks)
-        victim = list(llm.processes.pids)[-1]
         os.kill(llm.processes.pids[victim], signal.SIGKILL)
         with pytest.raises(ProcessDied, match=f"{victim} process was killed by SIGKILL"):
             list(chunks)
@@ -103,7 +102,7 @@ def check_like_stage5(folder: Path, **options: Any) -> None:
 @pytest.mark.timeout(120)
 def test_three_processes_from_start_to_the_death_of_one(tiny_folder: Path, tmp_path: Path) -> None:
     file = tmp_path / "trace.json"
-    check_like_stage5(tiny_folder, trace=str(file))
+    check_like_stage5(tiny_folder, "detokenizer 0", trace=str(file))
     events = [event for event in read_events(file) if event.uid == 0 and event.track == "messages"]
     journey = [(event.role, event.name) for event in events]
     assert list(dict.fromkeys(journey)) == [
@@ -119,7 +118,7 @@ def test_three_processes_from_start_to_the_death_of_one(tiny_folder: Path, tmp_p
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_two_ranks_and_two_tokenizers_from_start_to_the_death_of_one(tiny_folder: Path) -> None:
-    check_like_stage5(tiny_folder, tp=2, num_tokenizer=2)
+    check_like_stage5(tiny_folder, "scheduler 1", tp=2, num_tokenizer=2)
 
 
 @pytest.mark.slow
