@@ -19,8 +19,6 @@ from minisgl.stage5.scheduler import Scheduler
 from minisgl.stage7 import llm
 from minisgl.stage7.streams import ThreadStream
 
-CPU = torch.device("cpu")
-
 
 def run(scheduler: Scheduler, ticks: list[Any], overlap: bool = True) -> list[TokenOutput]:
     """All outputs of a loop over ticks. It ends idle."""
@@ -82,18 +80,18 @@ class VirtualStream:
     def __init__(self, clock: Clock) -> None:
         self.clock, self.free = clock, 0
 
-    def submit(self, forward: Any, forward_input: ForwardInput) -> VirtualStream:
+    def submit(self, forward: Any, forward_input: ForwardInput) -> VirtualTicket:
         launched = self.clock.now
         self.clock.now = max(launched, self.free)
-        self.output = forward(forward_input)
+        output = forward(forward_input)
         self.free, self.clock.now = self.clock.now, launched
-        return _VirtualTicket(self.clock, self.free, self.output)  # type: ignore[return-value]
+        return VirtualTicket(self.clock, self.free, output)
 
     def close(self) -> None:
         return
 
 
-class _VirtualTicket:
+class VirtualTicket:
     def __init__(self, clock: Clock, end: int, output: ForwardOutput) -> None:
         self.clock, self.end, self.output = clock, end, output
 
@@ -102,22 +100,29 @@ class _VirtualTicket:
         return self.output
 
 
-@pytest.mark.parametrize(("host", "device"), [(3, 10), (10, 3), (5, 5)])
-def test_step_takes_the_larger_of_host_and_device_not_their_sum(host: int, device: int) -> None:
+@pytest.mark.parametrize(("prepare", "commit", "device"), [(2, 1, 10), (7, 3, 3), (3, 2, 5)])
+def test_step_takes_the_larger_of_host_and_device_not_their_sum(prepare: int, commit: int, device: int) -> None:
     """Between the first step's end and the last's, so that filling and draining the pipeline do not count."""
 
     def ticks_a_step(overlap: bool) -> float:
         clock = Clock()
-        scheduler = make_scheduler(ClockEngine(clock, host, device))
+        scheduler = make_scheduler(ClockEngine(clock, prepare, device))
+        real_commit = scheduler.commit
+
+        def timed_commit(*args: Any) -> list[TokenOutput]:
+            clock.now += commit
+            return real_commit(*args)
+
+        scheduler.commit = timed_commit  # type: ignore[method-assign]
         inbox = ScriptedInbox([[add(0, [1, 2, 3], 40, ignore_eos=True)]])
         stream: Any = VirtualStream(clock)
         loop = llm.overlap_loop(scheduler, inbox, stream) if overlap else llm.plain_loop(scheduler, inbox)
         times = [clock.now for outputs in loop if outputs]
         assert len(times) == 40
-        return (times[-2] - times[0]) / (len(times) - 2)
+        return (times[-3] - times[2]) / (len(times) - 5)
 
-    assert ticks_a_step(overlap=False) == host + device
-    assert ticks_a_step(overlap=True) == max(host, device)
+    assert ticks_a_step(overlap=False) == prepare + commit + device
+    assert ticks_a_step(overlap=True) == max(prepare + commit, device)
 
 
 class GuardedEngine(FakeEngine):
