@@ -109,7 +109,11 @@ class LLM(BaseLLM):
         return ids, params
 
     def _send(self, message: Tokenize | Abort) -> None:
-        self._tokenizers[message.uid % len(self._tokenizers)].send(message)
+        try:
+            self._tokenizers[message.uid % len(self._tokenizers)].send(message)
+        except BrokenPipeError:
+            self._check_alive()
+            raise
 
     def _next(self, unfinished: set[int]) -> list[TokenOutput]:
         """The tokens of the next messages. What has ended leaves `unfinished`."""

@@ -19,6 +19,8 @@ import zmq
 from minisgl.core.trace import Tracer
 from minisgl.stage8.messages import Message, MessageDecoder, encode, uids_of
 
+MS_TO_CONNECT = 5000
+
 
 @dataclass(frozen=True)
 class Addresses:
@@ -128,8 +130,8 @@ class Outbox:
         self._socket, self._tracer = socket, tracer
 
     def wait_for_reader(self) -> None:
-        """Until somebody has connected to the address that this process binds."""
-        self._socket.poll(None, zmq.POLLOUT)
+        """Until somebody has connected to the address that this process binds; not much longer than that ever takes."""
+        self._socket.poll(MS_TO_CONNECT, zmq.POLLOUT)
 
     def send(self, message: Message) -> None:
         """Never waits. Raises BrokenPipeError when nobody has connected to an address that this process binds."""
