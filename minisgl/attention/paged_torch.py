@@ -38,7 +38,7 @@ class Sequence:
     start: int
     end: int
     length: int
-    pages: Tensor | slice | None  # a slice: consecutive, read in place. None: nothing but the new tokens
+    pages: Tensor | None  # int32 [pages]; None: nothing but the new tokens
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,7 +77,8 @@ class PagedTorchAttention(ContiguousAttention):
         alone, start = [], 0
         for i, req in enumerate(reqs):
             if i >= num_decode or num_decode == 1:
-                pages = self._pages_of(req, page_table) if req.cached_len else None
+                row, length = [req.table_idx], [req.device_len]
+                pages = pages_view(page_table, row, length, self.page_size)[0] if req.cached_len else None
                 alone.append(Sequence(start, start + req.extend_len, req.device_len, pages))
             start += req.extend_len
         if num_decode < 2:
@@ -96,21 +97,19 @@ class PagedTorchAttention(ContiguousAttention):
         for s in metadata.sequences:
             keys, values = k[s.start : s.end], v[s.start : s.end]
             if s.pages is not None:
-                keys = self.gather(cache.k_cache(layer_id), s.pages)[: s.length]
-                values = self.gather(cache.v_cache(layer_id), s.pages)[: s.length]
+                keys, values = (cached[: s.length] for cached in self._gather_both(layer_id, cache, s.pages))
             outs.append(self.attend(q[s.start : s.end], keys, values))
         return outs[0] if len(outs) == 1 else torch.cat(outs)
 
-    def gather(self, cache: Tensor, pages: Tensor | slice, out: Tensor | None = None) -> Tensor:
+    def gather(self, cache: Tensor, pages: Tensor, out: Tensor | None = None) -> Tensor:
         """The contents of some pages, in their order, as one sequence: [pages * page_size, kv_heads, head_dim].
 
-        cache: [slots, kv_heads, head_dim], page p in the slots [p * page_size, (p + 1) * page_size). By whole pages,
-        a few large copies instead of many small ones; consecutive pages, a slice, are not copied at all.
-        out: where to copy to, [pages, page_size * kv_heads * head_dim].
+        cache: [slots, kv_heads, head_dim], page p in the slots [p * page_size, (p + 1) * page_size). By whole pages: a
+        few large copies instead of many small ones. pages: int32 [pages]. out: where to copy to, [pages, page_size *
+        kv_heads * head_dim].
         """
         by_page = cache.view(-1, self.page_size * self.num_kv_heads * self.head_dim)
-        chosen = by_page[pages] if isinstance(pages, slice) else torch.index_select(by_page, 0, pages, out=out)
-        return chosen.view(-1, self.num_kv_heads, self.head_dim)
+        return torch.index_select(by_page, 0, pages, out=out).view(-1, self.num_kv_heads, self.head_dim)
 
     def attend_decode(self, q: Tensor, k: Tensor, v: Tensor, hidden: Tensor) -> Tensor:
         """One query for each row, all rows at once. Returns q's shape.
@@ -140,9 +139,7 @@ class PagedTorchAttention(ContiguousAttention):
 
     def _forward_group(self, q: Tensor, layer_id: int, cache: KVCache, group: DecodeRows) -> Tensor:
         shape = (len(q), -1, self.num_kv_heads, self.head_dim)
-        k_space, v_space = self._space_for(cache.k_cache(layer_id), len(group.pages))
-        k = self.gather(cache.k_cache(layer_id), group.pages, k_space)
-        v = self.gather(cache.v_cache(layer_id), group.pages, v_space)
+        k, v = self._gather_both(layer_id, cache, group.pages)
         # A page's former owner may have left NaN in it, and weight 0 * NaN is NaN.
         v.index_fill_(0, group.hidden_slots, 0)
         return self.attend_decode(q, k.view(shape), v.view(shape), group.hidden)
@@ -159,11 +156,11 @@ class PagedTorchAttention(ContiguousAttention):
             to_device(hidden_slots, device),
         )
 
-    def _pages_of(self, req: Req, page_table: Tensor) -> Tensor | slice:
-        pages = pages_view(page_table, [req.table_idx], [req.device_len], self.page_size)[0]
-        if pages.device.type == "cpu" and bool((pages.diff() == 1).all()):  # a GPU would have to be waited for
-            return slice(int(pages[0]), int(pages[0]) + len(pages))
-        return pages
+    def _gather_both(self, layer_id: int, cache: KVCache, pages: Tensor) -> tuple[Tensor, Tensor]:
+        """K and V of some pages, valid until the next call."""
+        k_cache, v_cache = cache.k_cache(layer_id), cache.v_cache(layer_id)
+        k_space, v_space = self._space_for(k_cache, len(pages))
+        return self.gather(k_cache, pages, k_space), self.gather(v_cache, pages, v_space)
 
     def _space_for(self, cache: Tensor, pages: int) -> Tensor:
         """[2, pages, page_size * kv_heads * head_dim] to gather into, kept: fresh memory costs a fault every 4 KB."""
