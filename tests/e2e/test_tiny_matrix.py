@@ -1,4 +1,4 @@
-"""Every page size with every cache, loop and number of ranks, on a tiny model: transformers' greedy tokens throughout."""
+"""Every page size, cache, loop, chunk and number of ranks on a tiny model: transformers' greedy tokens throughout."""
 
 from __future__ import annotations
 
