@@ -17,6 +17,7 @@ from contextlib import closing
 from typing import Any, NoReturn
 
 from minisgl.core.config import Config, ConfigT, flag, make_config
+from minisgl.core.errors import EngineFailure
 from minisgl.core.outputs import Chunk, Completion
 from minisgl.core.sampling_params import SamplingParams
 
@@ -89,13 +90,17 @@ def sampling_params(args: argparse.Namespace) -> SamplingParams:
 def run_prompts(
     llm_class: type[BaseLLM], options: dict[str, Any], args: argparse.Namespace, params: SamplingParams
 ) -> int:
-    """Answer the prompts. Returns the exit status: 2 for what the user can mend, 130 for Ctrl-C."""
+    """Answer the prompts. Returns the exit status: 2 for what the user can mend, 1 when the engine failed, 130 for
+    Ctrl-C."""
     try:
         with llm_class(**options) as llm:
             prompts = [_encode(llm, prompt, args.chat) for prompt in args.prompt]
             show_json(llm, prompts, params) if args.output == "json" else show_text(llm, prompts, params)
     except ValueError as error:
         fail(str(error))
+    except EngineFailure as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130

@@ -14,6 +14,7 @@ from torch import Tensor
 from minisgl.attention import create_attention
 from minisgl.core.batch import Batch, ForwardOutput
 from minisgl.core.context import Context
+from minisgl.core.errors import EngineFailure
 from minisgl.core.protocols import Communicator, NoCommunicator
 from minisgl.core.req import Req
 from minisgl.core.sampling_params import SamplingParams
@@ -31,7 +32,7 @@ from minisgl.stage3.page_table import PageTable
 log = logging.getLogger("minisgl")
 
 
-class EngineStartError(RuntimeError):
+class EngineStartError(EngineFailure):
     """A step of the start failed for a reason that is not a setting's: its message names the step."""
 
 

@@ -22,6 +22,7 @@ from typing import NoReturn
 
 import msgspec
 
+from minisgl.core.errors import EngineFailure
 from minisgl.core.outputs import TokenOutput
 from minisgl.core.threads import RANK_THREADS
 from minisgl.stage6.config import ParallelConfig
@@ -38,7 +39,7 @@ class RankGroup:
         self, module: str, config: ParallelConfig, folder: Path, max_seq_len: int, eos_ids: frozenset[int]
     ) -> None:
         """module: the stage's llm.py, as an import. Returns when all ranks are ready. Raises what the first of them
-        said that failed (ValueError for a setting, else RuntimeError), and then none is left."""
+        said that failed (ValueError for a setting, else EngineFailure), and then none is left."""
         self._folder = tempfile.TemporaryDirectory(prefix="minisgl-")
         self._decode = msgspec.msgpack.Decoder(Report).decode
         self._error: str | None = None
@@ -76,7 +77,7 @@ class RankGroup:
         return self._error is None
 
     def send(self, order: Order) -> None:
-        """To every rank. Raises RuntimeError when one has ended."""
+        """To every rank. Raises EngineFailure when one has ended."""
         self._check()
         message = encode(order)
         try:
@@ -86,7 +87,7 @@ class RankGroup:
             self._fail({})
 
     def outputs(self) -> list[TokenOutput]:
-        """Of the next step that had any; waits for it. Raises RuntimeError when a rank has ended."""
+        """Of the next step that had any; waits for it. Raises EngineFailure when a rank has ended."""
         while True:
             report = self._receive()[1]
             if isinstance(report, Outputs):
@@ -140,7 +141,7 @@ class RankGroup:
 
     def _check(self) -> None:
         if self._error is not None:
-            raise RuntimeError(f"the ranks of this LLM have ended ({self._error}): make a new one")
+            raise EngineFailure(f"the ranks of this LLM have ended ({self._error}): make a new one")
 
     def _receive(self) -> tuple[int, Report]:
         """The next message of any rank, and which one's."""
@@ -184,7 +185,7 @@ class RankGroup:
         self.close()
         if words and words.kind == "invalid":
             raise ValueError(words.error)
-        raise RuntimeError(self._error)
+        raise EngineFailure(self._error)
 
 
 def _is_cause(words: Failed | None) -> bool:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from minisgl.core.errors import EngineFailure
 from minisgl.stage8.child import EngineInfo, Orders
 from minisgl.stage8.child_process import ChildProcess, reporting
 from minisgl.stage8.server_config import ServerConfig
@@ -21,7 +22,7 @@ SECONDS_TO_EXPLAIN = 5.0  # when one process fails: until the one that knows why
 SCHEDULER, TEXT = "minisgl.stage8.scheduler_process", "minisgl.stage8.text_process"
 
 
-class ProcessDied(RuntimeError):
+class ProcessDied(EngineFailure):
     """One of the server's processes has ended, which none does by itself. One line: which, how and why."""
 
 

@@ -1,0 +1,7 @@
+"""Errors that several rooms must tell apart. Says nothing of what caused them."""
+
+from __future__ import annotations
+
+
+class EngineFailure(RuntimeError):
+    """The engine could not start or cannot go on, and no setting is at fault. Its message is one line for the user."""
