@@ -10,8 +10,8 @@ import pytest
 import torch
 from tiny_model import make_tiny_model
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
-from minisgl.attention.contiguous import ContiguousAttention
 from minisgl.attention.paged_torch import PagedTorchAttention
 from minisgl.core.batch import Batch
 from minisgl.core.config import make_config
@@ -32,22 +32,25 @@ GREEDY = SamplingParams(max_tokens=20, ignore_eos=True)
 
 
 class FixedDecode(NamedTuple):
-    slots: Tensor  # int32 [rows, MAX_SEQ_LEN]
-    lengths: Tensor  # int64 [rows]
+    slots: Tensor  # int64 [rows, width]
+    seen: Tensor  # bool [rows, 1, 1, width]
 
 
 class FixedShapeAttention(PagedTorchAttention):
-    """Decode reads whole rows of the table and masks: nothing in it depends on a length but values."""
+    """Decode reads whole rows of the table and masks: only values depend on a length, no shape does."""
 
     def prepare_metadata(self, batch: Batch, page_table: Tensor) -> Any:
         if batch.phase != "decode":
             return super().prepare_metadata(batch, page_table)
-        rows = torch.tensor([req.table_idx for req in batch.padded_reqs])
-        return FixedDecode(page_table[rows], torch.tensor([req.device_len for req in batch.padded_reqs]))
+        device = page_table.device
+        rows = torch.tensor([req.table_idx for req in batch.padded_reqs], device=device)
+        lengths = torch.tensor([req.device_len for req in batch.padded_reqs], device=device)
+        seen = torch.arange(page_table.shape[1], device=device) < lengths[:, None]
+        return FixedDecode(page_table[rows].long(), seen[:, None, None])
 
     def init_capture_graph(self, max_size: int, page_table: Tensor) -> None:
-        width = page_table.shape[1]
-        self.buffers = FixedDecode(torch.zeros(max_size, width, dtype=torch.int32), torch.ones(max_size).long())
+        slots = torch.zeros(max_size, page_table.shape[1], dtype=torch.int64, device=page_table.device)
+        self.buffers = FixedDecode(slots, torch.ones_like(slots, dtype=torch.bool)[:, None, None])
 
     def prepare_for_capture(self, batch: Batch) -> FixedDecode:
         return FixedDecode(*(buffer[: batch.size] for buffer in self.buffers))
@@ -63,12 +66,9 @@ class FixedShapeAttention(PagedTorchAttention):
         assert cache is not None
         assert ctx.out_loc is not None
         cache.store(layer_id, k, v, ctx.out_loc)
-        alone = ContiguousAttention()
-        outs = []
-        for i, length in enumerate(metadata.lengths.tolist()):
-            slots = metadata.slots[i, :length].long()
-            outs.append(alone.attend(q[i : i + 1], cache.k_cache(layer_id)[slots], cache.v_cache(layer_id)[slots]))
-        return torch.cat(outs)
+        keys, values = (x[metadata.slots].transpose(1, 2) for x in (cache.k_cache(layer_id), cache.v_cache(layer_id)))
+        out = scaled_dot_product_attention(q[:, :, None], keys, values, attn_mask=metadata.seen, enable_gqa=True)
+        return out[:, :, 0]
 
 
 @pytest.fixture(scope="module")
@@ -76,15 +76,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model(tmp_path_factory.mktemp("tiny"))
 
 
-@pytest.fixture
-def engine(folder: Path, monkeypatch: pytest.MonkeyPatch) -> GraphEngine:
+def make_engine(folder: Path, monkeypatch: pytest.MonkeyPatch, device: str) -> GraphEngine:
     def create(name: str, *shape: Any) -> FixedShapeAttention:
         return FixedShapeAttention(*shape[:4])
 
     monkeypatch.setattr("minisgl.stage3.engine.create_attention", create)
-    options = {"dtype": "float32", "device": "cpu", "num_pages": 64, "page_size": 4, "max_running_requests": 12}
-    config = make_config(OverlapConfig, options)
+    options = {"dtype": "float32", "device": device, "num_pages": 64, "page_size": 4, "max_running_requests": 12}
+    config = make_config(OverlapConfig, {**options, "cuda_graph_max_bs": 8})
     return GraphEngine(config, folder, ModelConfig.from_folder(folder), MAX_SEQ_LEN)
+
+
+@pytest.fixture
+def engine(folder: Path, monkeypatch: pytest.MonkeyPatch) -> GraphEngine:
+    return make_engine(folder, monkeypatch, "cpu")
 
 
 class Recorder:
@@ -179,3 +183,13 @@ def test_a_cpu_says_that_graphs_need_cuda(folder: Path, caplog: pytest.LogCaptur
 def test_a_backend_without_capture_methods_is_told_apart() -> None:
     assert isinstance(FixedShapeAttention(9, 3, 8, 4), GraphAttention)
     assert not isinstance(PagedTorchAttention(9, 3, 8, 4), GraphAttention)
+
+
+@pytest.mark.gpu
+def test_cuda_graphs_give_the_tokens_of_eager_steps(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = make_engine(folder, monkeypatch, "cuda")
+    assert engine.graphs is not None
+    graphs, engine.graphs = engine.graphs, None
+    expected = [generate(engine, count) for count in (5, 2, 3, 1, 6)]
+    engine.graphs = graphs
+    assert [generate(engine, count) for count in (5, 2, 3, 1, 6)] == expected

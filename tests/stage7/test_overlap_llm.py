@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from fake_engine import FakeEngine
 from scripted_loop import MAX_SEQ_LEN, add, make_scheduler
 from test_overlap import run
@@ -72,6 +73,23 @@ def test_the_trace_has_both_lanes_and_an_arrow_for_each_step(tmp_path: Path) -> 
     assert spans >= {("scheduler", "schedule"), ("scheduler", "launch"), ("scheduler", "commit"), ("engine", "forward")}
     arrows = [sorted(event.flow_id for event in events if event.phase == phase) for phase in "sf"]
     assert arrows == [[1, 2, 3, 4, 5, 6]] * 2
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("tp", [1, 2])
+def test_overlap_on_gpus(folder: Path, expected: list[Completion], tp: int) -> None:
+    """Streams and events instead of a thread; NCCL instead of gloo. (A GPU's sums differ: only greedy is compared.)"""
+    if tp > torch.cuda.device_count():
+        pytest.skip("needs two GPUs")
+    with LLM(str(folder), tp=tp, **{**OPTIONS, "device": "cuda"}) as llm:
+        for _ in range(3):
+            answers = llm.generate(PROMPTS, PARAMS)  # from the second time on with cached prefixes
+            assert [c.token_ids for c in answers[:2]] == [c.token_ids for c in expected[:2]]
+        chunks = llm.stream(PROMPTS, SamplingParams(max_tokens=200, ignore_eos=True))
+        next(chunks)
+        chunks.close()
+        stats = llm.stats()
+        assert stats["pages_free"] + stats["pages_cached"] == 64
 
 
 @pytest.mark.slow
