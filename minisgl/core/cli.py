@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import logging
 import sys
 import time
 import types
@@ -92,6 +93,8 @@ def run_prompts(
 ) -> int:
     """Answer the prompts. Returns the exit status: 2 for what the user can mend, 1 when the engine failed, 130 for
     Ctrl-C."""
+    logging.basicConfig(format="[%(message)s]", level=logging.WARNING)
+    logging.getLogger("minisgl").setLevel(logging.INFO if args.output == "text" else logging.WARNING)
     try:
         with llm_class(**options) as llm:
             prompts = [_encode(llm, prompt, args.chat) for prompt in args.prompt]

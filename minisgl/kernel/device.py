@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 from collections.abc import Sequence
@@ -12,6 +13,8 @@ import torch
 from torch import Tensor
 
 from minisgl.core.batch import DeviceEvent
+
+log = logging.getLogger("minisgl")
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _BF16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}  # x86 (AVX-512, AMX) and Arm, as /proc/cpuinfo spells them
@@ -31,12 +34,16 @@ def resolve_device(name: str) -> torch.device:
 
 
 def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
-    """ "auto" is bfloat16 where the hardware multiplies it natively, else float32."""
-    if name == "auto":
-        return torch.bfloat16 if device.type == "cuda" or _cpu_has_bf16() else torch.float32
-    if name not in _DTYPES:
+    """ "auto" is bfloat16 where the hardware multiplies it natively, else float32. What it is goes to the log."""
+    if name != "auto" and name not in _DTYPES:
         raise ValueError(f"dtype must be auto, {', '.join(_DTYPES)}, not {name!r:.80}")
-    return _DTYPES[name]
+    native = device.type == "cuda" or _cpu_has_bf16()
+    if name != "auto":
+        log.info("%s on %s", name, device)
+        return _DTYPES[name]
+    chosen, why = ("bfloat16", "it has") if native else ("float32", "it lacks")
+    log.info("%s on %s (auto: %s native bfloat16)", chosen, device, why)
+    return _DTYPES[chosen]
 
 
 def _cpu_has_bf16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
