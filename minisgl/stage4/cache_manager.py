@@ -108,14 +108,15 @@ class CacheManager:
     def freeing(self) -> Iterator[None]:
         """Collect what many requests free into one operation of the allocator, at the end. Until then those pages
         are part of no size: allocate nothing inside."""
-        self._freed = []
+        freed: list[Tensor] = []
+        outer, self._freed = self._freed, freed
         try:
             yield
         finally:
-            freed, self._freed = self._freed, None
+            self._freed = outer
             if freed:
-                self.allocator.free(torch.cat(freed))
-                self._trace_pages()
+                self._free(torch.cat(freed))
+            self._trace_pages()
 
     def _free(self, pages: Tensor) -> None:
         if self._freed is None:
