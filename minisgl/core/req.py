@@ -45,6 +45,7 @@ class Req:
         self.in_flight = 0  # batches launched and not yet committed: rows and pages are freed only at 0
         self._ids = torch.empty(self.max_device_len, dtype=torch.int32)
         self._ids[: self.prompt_len] = prompt_ids
+        self._ids_numpy = self._ids.numpy()  # the same memory: a token is stored 20 times as fast through it
         self._num_ids = self.prompt_len
 
     @property
@@ -84,7 +85,7 @@ class Req:
 
         The host's own count decides: device_len may be a step ahead.
         """
-        self._ids[self._num_ids] = token_id
+        self._ids_numpy[self._num_ids] = token_id
         self._num_ids += 1
         if token_id in eos_ids and not self.sampling_params.ignore_eos:
             self.finish_reason = "stop"
