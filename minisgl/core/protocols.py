@@ -76,7 +76,7 @@ class CacheHandle(Protocol):
     cached_len: int  # tokens, a multiple of the page size
 
     def slots(self) -> Tensor:
-        """int32 [cached_len], on the page table's device."""
+        """int32 [cached_len], on the host."""
 
 
 class PrefixCache(Protocol):

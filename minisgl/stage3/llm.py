@@ -49,13 +49,15 @@ class LLM(BaseLLM):
             self.engine.prepare(batch)
             ids = torch.cat([req.input_ids[req.cached_len : req.device_len] for req in reqs])  # [tokens]
             batch.input_ids = ids.to(self.engine.device)
-            output = self.engine.forward_batch(batch, self.engine.sampler.prepare(reqs))
+            args = self.engine.sampler.prepare(reqs)
+            for req in reqs:
+                req.complete_one()  # before the forward: should it raise, the new pages are known to be the request's
+            output = self.engine.forward_batch(batch, args)
             output.copy_done.synchronize()
         self.tracer.counter("pages", free=self.allocator.num_free)
         return [self._commit(req, int(token)) for req, token in zip(reqs, output.next_tokens_host, strict=True)]
 
     def _commit(self, req: Req, token_id: int) -> TokenOutput:
-        req.complete_one()
         req.append_host(token_id, self.tokenizer.eos_ids)
         if req.finish_reason:
             self._free(req)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 
+from minisgl.core.errors import EngineFailure
 from minisgl.core.llm import BaseLLM, Request
 from minisgl.core.outputs import TokenOutput
 from minisgl.core.sampling_params import SamplingParams
@@ -23,6 +24,8 @@ class LLM(BaseLLM):
 
     def _run(self, requests: list[Request]) -> Generator[TokenOutput, None, None]:
         scheduler = self.scheduler
+        if scheduler.in_flight:
+            raise EngineFailure("an error broke into a step of this LLM, and what it held is lost: make a new one")
         for request in requests:
             scheduler.add(request.uid, request.prompt_ids, request.sampling_params)
         try:

@@ -31,6 +31,7 @@ class Scheduler:
         self.prefill = PrefillManager(self.cache, self.tables)
         self.decode = DecodeManager(config.page_size)
         self.step = 0
+        self.in_flight = 0  # batches scheduled and not yet committed
 
     @property
     def has_work(self) -> bool:
@@ -72,6 +73,7 @@ class Scheduler:
     def commit(self, forward_input: ForwardInput, output: ForwardOutput) -> list[TokenOutput]:
         """Wait for the sampled tokens, and do all that depends on their values: append, finish, cache, free."""
         output.copy_done.synchronize()
+        self.in_flight -= 1
         token_ids = output.next_tokens_host.tolist()
         with self.cache.freeing():
             outputs = [self._commit(*pair) for pair in zip(forward_input.batch.reqs, token_ids, strict=True)]
@@ -88,6 +90,7 @@ class Scheduler:
 
     def _prepare(self, batch: Batch) -> ForwardInput:
         self.step += 1
+        self.in_flight += 1
         with self.tracer.span("schedule", "scheduler", step=self.step, phase=batch.phase, requests=batch.size):
             self.engine.pad(batch)
             self.cache.allocate(batch.reqs)

@@ -11,6 +11,8 @@ import heapq
 import torch
 from torch import Tensor
 
+from minisgl.kernel.device import to_device
+
 
 class TableManager:
     """num_rows rows for requests; one more, the last, is the dummy's, and takes writes that must go nowhere."""
@@ -37,4 +39,4 @@ class TableManager:
 
     def write_prompt(self, row: int, input_ids: Tensor) -> None:
         """input_ids: int32 [n], on the host."""
-        self.token_pool[row, : len(input_ids)] = input_ids.to(self.token_pool.device)
+        self.token_pool[row, : len(input_ids)] = to_device(input_ids, self.token_pool.device)

@@ -135,3 +135,39 @@ def test_settings_are_refused_in_one_line(folder: Path) -> None:
     ]:
         with pytest.raises(ValueError, match=words):
             llm_class(str(folder), **options)
+
+
+@pytest.mark.parametrize("stage", [3, 4])
+def test_an_interrupted_step_leaks_no_page(folder: Path, stage: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C in a notebook."""
+    llm_class = importlib.import_module(f"minisgl.stage{stage}.llm").LLM
+    with llm_class(str(folder), dtype="float32", num_pages=64) as llm:
+        interrupt(llm.engine, monkeypatch)
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate([prompt(), prompt(1)], SamplingParams(max_tokens=20, ignore_eos=True))
+        monkeypatch.undo()
+        assert llm.stats()["pages_free"] + llm.stats().get("pages_cached", 0) == 64
+        assert len(llm.generate([prompt()], SamplingParams(max_tokens=3, ignore_eos=True))[0].token_ids) == 3
+
+
+def test_an_interrupted_step_of_a_scheduler_is_said(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    llm_class = importlib.import_module("minisgl.stage5.llm").LLM
+    with llm_class(str(folder), dtype="float32", num_pages=64) as llm:
+        interrupt(llm.scheduler.engine, monkeypatch)
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate([prompt()], SamplingParams(max_tokens=20, ignore_eos=True))
+        with pytest.raises(RuntimeError, match="make a new one"):
+            llm.generate([prompt()], SamplingParams(max_tokens=20, ignore_eos=True))
+
+
+def interrupt(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the fourth forward."""
+    steps = iter(range(4))
+    run_model = engine.run_model
+
+    def interrupted(batch: Any) -> torch.Tensor:
+        if next(steps) == 3:
+            raise KeyboardInterrupt
+        return run_model(batch)
+
+    monkeypatch.setattr(engine, "run_model", interrupted)
