@@ -9,12 +9,15 @@ import argparse
 import importlib
 import json
 import statistics
+import tempfile
 import time
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 from minisgl.benchmark.workload import Workload
 from minisgl.core.sampling_params import SamplingParams
+from minisgl.core.trace import read_events
 
 REPEATS = 3
 
@@ -33,9 +36,13 @@ def main() -> None:
     start = time.perf_counter()
     with llm_class(**options) as llm:
         found = {"start_s": time.perf_counter() - start}
+        if args.stage == 6:
+            found |= rank_bytes(llm)
         if args.tp == 1:
             found |= measure(llm, args.stage, Workload())
-        found |= {name: value for name, value in llm.stats().items() if name.startswith("rank_bytes")}
+    if args.stage == 7:
+        found["bubbles_overlap_pct"] = bubbles(llm_class, options, Workload())
+        found["bubbles_plain_pct"] = bubbles(llm_class, {**options, "disable_overlap": True}, Workload())
     print(json.dumps(found))
 
 
@@ -71,6 +78,26 @@ def second_turn(llm: Any, load: Workload, repeat: int) -> float:
     with closing(llm.stream([second], SamplingParams(max_tokens=2, ignore_eos=True))) as chunks:
         next(chunks)
         return time.perf_counter() - start
+
+
+def rank_bytes(llm: Any) -> dict[str, float]:
+    """What the fullest rank holds."""
+    ready, size = llm.ranks.ready, llm.config.page_size
+    return {
+        "weight_bytes_rank": max(rank.weight_bytes for rank in ready),
+        "kv_bytes_token_rank": max(rank.kv_bytes // (rank.num_pages + 1) for rank in ready) / size,
+    }
+
+
+def bubbles(llm_class: Any, options: dict[str, Any], load: Workload) -> float:
+    """Percent of the time between the first and the last forward in which the engine computed nothing."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "trace.json"
+        with llm_class(**options, trace=str(file)) as llm:
+            llm.generate(load.prompts(), SamplingParams(max_tokens=32, ignore_eos=True))
+        steps = [event for event in read_events(file) if event.name == "forward" and event.track == "engine"][1:]
+    span = steps[-1].ts + steps[-1].duration - steps[0].ts
+    return 100 * (1 - sum(step.duration for step in steps) / span)
 
 
 if __name__ == "__main__":

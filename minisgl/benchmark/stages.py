@@ -113,8 +113,8 @@ def records(who: str, numbers: dict[str, float], setting: str) -> list[dict[str,
 
 
 def unit(name: str) -> str:
-    endings = {"_tok_s": "tokens/s", "_ms": "ms", "_s": "s"}
-    return next((text for end, text in endings.items() if end in name), "bytes")
+    endings = {"_tok_s": "tokens/s", "_ms": "ms", "_s": "s", "_pct": "%", "bytes": "bytes"}
+    return next(text for end, text in endings.items() if end in name)
 
 
 def rows(found: dict[str, dict[str, float]]) -> list[list[str]]:
