@@ -3,16 +3,47 @@
 from __future__ import annotations
 
 import argparse
+import logging
+import sys
+from collections.abc import Callable, Sequence
 
-from minisgl.benchmark import stages
+from minisgl.benchmark import ablation, check_model, decode_step, kernels, offline, prefill, serving, stages
+from minisgl.core.cli import fail
+
+Run = Callable[[argparse.Namespace], int | None]
+COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None], Run]] = {
+    "offline": ("throughput of many requests that are there from the start", offline.add_arguments, offline.main),
+    "decode_step": ("one decode step, beside its floor", decode_step.add_arguments, decode_step.main),
+    "ttft": ("time to the first token", prefill.add_ttft_arguments, prefill.ttft),
+    "prefill": ("prompt tokens a second", prefill.add_prefill_arguments, prefill.prefill),
+    "serving": ("streaming chat over HTTP, ours or another server", serving.add_arguments, serving.main),
+    "kernels": ("the parts of a step, each beside plain torch", kernels.add_arguments, kernels.main),
+    "ablation": ("offline, with one optimisation after another off", ablation.add_arguments, ablation.main),
+    "check-model": ("logits of a model of yours against transformers", check_model.add_arguments, check_model.main),
+    "stages": ("every stage beside transformers, on this machine", stages.add_arguments, stages.main),
+}
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m minisgl.benchmark")
     commands = parser.add_subparsers(dest="what", required=True)
-    stages.add_arguments(commands.add_parser("stages", help="every stage beside transformers, on this machine"))
-    stages.main(parser.parse_args())
+    for name, (help_text, add_arguments, run) in COMMANDS.items():
+        command = commands.add_parser(
+            name, help=help_text, allow_abbrev=False, formatter_class=argparse.ArgumentDefaultsHelpFormatter
+        )
+        add_arguments(command)
+        command.set_defaults(run=run)
+    args = parser.parse_args(argv)
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    try:
+        return args.run(args) or 0
+    except ValueError as error:
+        fail(str(error))
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
@@ -13,8 +14,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
+RESULTS = Path(__file__).parent / "results"
 PACKAGES = ("torch", "transformers", "triton", "flashinfer-python")
 
 
@@ -72,6 +75,25 @@ def write(path: Path, records: Sequence[dict[str, Any]]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as file:
         file.writelines(json.dumps(entry) + "\n" for entry in records)
+
+
+def add_output_arguments(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument("--save", action="store_true", help="append JSON lines to minisgl/benchmark/results/")
+    group.add_argument("--out", type=Path, metavar="FILE", help="append JSON lines to this file")
+
+
+def save(args: argparse.Namespace, records: Sequence[dict[str, Any]]) -> None:
+    """Where `add_output_arguments` was told to, if it was. All records are of one bench."""
+    path = RESULTS / f"{records[0]['bench']}.jsonl" if args.save else args.out
+    if path is not None:
+        write(path, records)
+        print(f"appended to {path}", file=sys.stderr)
+
+
+def percentiles(values: Sequence[float]) -> dict[str, float]:
+    """Linear between neighbours, as numpy's default."""
+    return {f"p{q}": float(np.percentile(values, q)) for q in (50, 90, 99)}
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:

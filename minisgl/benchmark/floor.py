@@ -1,0 +1,47 @@
+"""The least time a decode step can take: the bytes it must read, over what memory can deliver. Knows no engine."""
+
+from __future__ import annotations
+
+import statistics
+import time
+
+import torch
+
+from minisgl.core.protocols import NoCommunicator
+from minisgl.models.config import ModelConfig
+from minisgl.models.registry import create_model
+
+
+def step_bytes(config: ModelConfig, dtype: torch.dtype, batch: int, context: int) -> int:
+    """What a decode step of `batch` requests with `context` tokens each must read: the weights once, and all K and V.
+
+    Of an embedding table that is not also the head a step reads only some rows; of experts, those that are chosen: as
+    many different ones as `batch` draws of top_k among all would be expected to hit.
+    """
+    model = create_model(config, NoCommunicator(), 1, dtype, torch.device("cpu"))  # on meta: shapes only
+    weights = 0.0
+    for name, parameter in model.named_parameters():
+        share = 1.0
+        if "embed_tokens" in name and not config.tie_word_embeddings:
+            share = min(1.0, batch / config.vocab_size)
+        elif ".experts." in name:
+            share = 1 - (1 - config.top_k / config.num_experts) ** batch
+        weights += parameter.nbytes * share
+    kv = 2 * config.num_layers * config.num_kv_heads * config.head_dim * dtype.itemsize
+    return int(weights + batch * context * kv)
+
+
+def read_bandwidth(device: torch.device) -> float:
+    """Bytes per second at which this device reads memory, measured: the sum of a gigabyte (a CPU's: of 256 MB)."""
+    on_gpu = device.type == "cuda"
+    data = torch.ones((1 << 30 if on_gpu else 1 << 28) // 4, device=device)
+
+    def read() -> float:
+        start = time.perf_counter()
+        data.sum()
+        if on_gpu:
+            torch.cuda.synchronize(device)
+        return time.perf_counter() - start
+
+    read()
+    return data.nbytes / statistics.median(read() for _ in range(9))

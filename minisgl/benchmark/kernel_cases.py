@@ -1,0 +1,203 @@
+"""The table of what `kernels` times: a part of a decode step, in its shapes, in each form there is. Times nothing.
+
+To add a kernel, add a function from Shape to Case to CASES, or a form to a case that is there. The form "torch" is the
+plain expression that the others are measured against.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from minisgl.attention import create_attention
+from minisgl.core.batch import Batch
+from minisgl.core.context import Context
+from minisgl.core.protocols import AttentionBackend
+from minisgl.core.req import Req
+from minisgl.core.sampling_params import SamplingParams
+from minisgl.kernel.linear import linear, pack_linear
+from minisgl.layers.activation import SiluAndMul
+from minisgl.layers.norm import RMSNorm, RMSNormFused
+from minisgl.layers.rotary import RotaryEmbedding
+from minisgl.models.config import ModelConfig
+from minisgl.sampling.sampler import Sampler
+from minisgl.stage3.page_pool import KVCachePool, PageAllocator
+from minisgl.stage3.page_table import PageTable
+
+BACKENDS = ("fi", "triton", "torch")  # of attention
+
+
+@dataclass(frozen=True)
+class Shape:
+    config: ModelConfig
+    dtype: torch.dtype
+    device: torch.device
+    batch: int
+    context: int
+    page_size: int
+
+    def random(self, *sizes: int) -> Tensor:
+        return torch.randn(sizes, dtype=self.dtype, device=self.device)
+
+
+@dataclass(frozen=True)
+class Case:
+    """moved: the fewest bytes that must be read and written. on_host: the time that counts is the host's."""
+
+    moved: int
+    forms: dict[str, Callable[[], object]]
+    on_host: bool = False
+
+
+def rms_norm(s: Shape) -> Case:
+    """The norm of every query head: small rows, many of them."""
+    x, norm = s.random(s.batch, s.config.num_heads, s.config.head_dim), _norm(RMSNorm(s.config.head_dim, 1e-6), s)
+    plain = lambda: F.rms_norm(x, (s.config.head_dim,), norm.weight, 1e-6)  # noqa: E731
+    return Case(2 * x.nbytes, {"minisgl": lambda: norm(x), "torch": plain})
+
+
+def add_rms_norm(s: Shape) -> Case:
+    hidden = s.config.hidden_size
+    x, residual, norm = s.random(s.batch, hidden), s.random(s.batch, hidden), _norm(RMSNormFused(hidden, 1e-6), s)
+
+    def plain() -> tuple[Tensor, Tensor]:
+        total = x + residual
+        return F.rms_norm(total, (hidden,), norm.weight, 1e-6), total
+
+    return Case(4 * x.nbytes, {"minisgl": lambda: norm(x, residual), "torch": plain})
+
+
+def rope(s: Shape) -> Case:
+    heads, dim = s.config.num_heads + s.config.num_kv_heads, s.config.head_dim
+    x = s.random(s.batch, heads, dim)
+    turn = RotaryEmbedding(s.config.rope, dim, s.context + 1, s.dtype, s.device)(_positions(s))
+    cos, sin = turn.cos[..., : dim // 2], turn.signed_sin[..., dim // 2 :]
+
+    def plain() -> Tensor:
+        a, b = x.chunk(2, dim=-1)
+        return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+
+    return Case(2 * x.nbytes, {"minisgl": lambda: turn.apply(x), "torch": plain})
+
+
+def silu_and_mul(s: Shape) -> Case:
+    size = s.config.intermediate_size
+    x, gate = s.random(s.batch, 2 * size), SiluAndMul()
+    plain = lambda: F.silu(x[:, :size]) * x[:, size:]  # noqa: E731
+    return Case(x.nbytes * 3 // 2, {"minisgl": lambda: gate(x), "torch": plain})
+
+
+def _linear(inputs: Callable[[ModelConfig], int], outputs: Callable[[ModelConfig], int]) -> Callable[[Shape], Case]:
+    def case(s: Shape) -> Case:
+        x, weight = s.random(s.batch, inputs(s.config)), s.random(outputs(s.config), inputs(s.config))
+        packed = pack_linear(weight)
+        moved = x.nbytes + weight.nbytes + s.batch * len(weight) * s.dtype.itemsize
+        return Case(moved, {"minisgl": lambda: linear(x, packed, None), "torch": lambda: F.linear(x, weight)})
+
+    return case
+
+
+def attention_decode(s: Shape) -> Case:
+    forms: dict[str, Callable[[], object]] = {name: call for name, (_, call) in _attention(s).items()}
+    kv = 2 * s.batch * s.context * s.config.num_kv_heads * s.config.head_dim * s.dtype.itemsize
+    return Case(kv, forms)
+
+
+def attention_metadata(s: Shape) -> Case:
+    """What the host does for it once a step."""
+    return Case(0, {name: prepare for name, (prepare, _) in _attention(s).items()}, on_host=True)
+
+
+def sample_greedy(s: Shape) -> Case:
+    logits, sampler = s.random(s.batch, s.config.vocab_size), Sampler(s.config.vocab_size, s.device)
+    args = sampler.prepare(_reqs(s, SamplingParams()))
+    return Case(logits.nbytes, {"minisgl": lambda: sampler.sample(logits, args), "torch": lambda: logits.argmax(dim=1)})
+
+
+def sample_drawn(s: Shape) -> Case:
+    return _sampling(s, SamplingParams(temperature=0.6, seed=1))
+
+
+def sample_top_p(s: Shape) -> Case:
+    return _sampling(s, SamplingParams(temperature=0.6, top_p=0.9, top_k=50, seed=1))
+
+
+def _sampling(s: Shape, params: SamplingParams) -> Case:
+    """Beside it: multinomial of the softmax, without filters."""
+    logits, sampler = s.random(s.batch, s.config.vocab_size), Sampler(s.config.vocab_size, s.device)
+    args = sampler.prepare(_reqs(s, params))
+    plain = lambda: (logits.float() / params.temperature).softmax(dim=1).multinomial(1)  # noqa: E731
+    return Case(logits.nbytes, {"minisgl": lambda: sampler.sample(logits, args), "torch": plain})
+
+
+CASES: dict[str, Callable[[Shape], Case]] = {
+    "rms_norm": rms_norm,
+    "add_rms_norm": add_rms_norm,
+    "rope": rope,
+    "silu_and_mul": silu_and_mul,
+    "qkv_proj": _linear(lambda c: c.hidden_size, lambda c: (c.num_heads + 2 * c.num_kv_heads) * c.head_dim),
+    "o_proj": _linear(lambda c: c.num_heads * c.head_dim, lambda c: c.hidden_size),
+    "gate_up_proj": _linear(lambda c: c.hidden_size, lambda c: 2 * c.intermediate_size),
+    "down_proj": _linear(lambda c: c.intermediate_size, lambda c: c.hidden_size),
+    "lm_head": _linear(lambda c: c.hidden_size, lambda c: c.vocab_size),
+    "attention_decode": attention_decode,
+    "attention_metadata": attention_metadata,
+    "sample_greedy": sample_greedy,
+    "sample_drawn": sample_drawn,
+    "sample_top_p": sample_top_p,
+}
+
+
+def _attention(s: Shape) -> dict[str, tuple[Callable[[], object], Callable[[], Tensor]]]:
+    """By backend: its preparation of a decode step, and one layer of it. All requests have `context` tokens."""
+    config, reqs = s.config, _reqs(s, SamplingParams())
+    pages = s.batch * -(-s.context // s.page_size)
+    pool = KVCachePool(1, pages, s.page_size, config.num_kv_heads, config.head_dim, s.dtype, s.device)
+    pool.k_cache(0).normal_()
+    pool.v_cache(0).normal_()
+    rows = PageTable(s.batch, s.context, s.page_size, pool.dummy_slot, s.device)
+    rows.assign(reqs, PageAllocator(pages).allocate(pages))
+    for req in reqs:
+        req.cached_len = s.context - 1
+    batch = Batch(reqs, num_decode=s.batch)
+    positions = _positions(s)
+    out_loc = rows.device[torch.arange(s.batch, device=s.device), positions]
+    batch.positions, batch.out_loc, batch.logits_rows = positions, out_loc, None
+    q, k, v = (s.random(s.batch, n, config.head_dim) for n in (config.num_heads, *[config.num_kv_heads] * 2))
+
+    def forms(backend: AttentionBackend) -> tuple[Callable[[], object], Callable[[], Tensor]]:
+        ids = torch.zeros_like(out_loc)
+        context = Context(ids, positions, None, backend, None, pool, rows.device, out_loc)
+        context = dataclasses.replace(context, attn_metadata=backend.prepare_metadata(batch, rows.device))
+        prepare = lambda: backend.prepare_metadata(batch, rows.device)  # noqa: E731
+        return prepare, lambda: backend.forward(q, k, v, 0, context)
+
+    found = {}
+    for name in BACKENDS:
+        try:
+            shape = config.num_heads, config.num_kv_heads, config.head_dim, s.page_size, s.dtype, s.device
+            backend = create_attention(name, *shape)
+            found[name] = forms(backend)
+        except (ValueError, RuntimeError, ImportError) as error:
+            print(f"  attention backend {name} cannot run here: {error}", file=sys.stderr)
+    return found
+
+
+def _reqs(s: Shape, params: SamplingParams) -> list[Req]:
+    prompt = torch.zeros(s.context, dtype=torch.int32)
+    return [Req(i, prompt, dataclasses.replace(params, max_tokens=1), i) for i in range(s.batch)]
+
+
+def _positions(s: Shape) -> Tensor:
+    return torch.full((s.batch,), s.context - 1, dtype=torch.int64, device=s.device)
+
+
+def _norm(norm: RMSNorm, s: Shape) -> RMSNorm:
+    norm.weight = torch.nn.Parameter(s.random(len(norm.weight)), requires_grad=False)
+    return norm
