@@ -9,7 +9,6 @@ the kernels chosen for them are all in what is compared. Exit status: 0 the same
 from __future__ import annotations
 
 import argparse
-import gc
 import sys
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +17,7 @@ import torch
 from torch import Tensor
 
 from minisgl.benchmark.records import table
-from minisgl.benchmark.target import Target, add_engine_arguments, target
+from minisgl.benchmark.target import Target, add_engine_arguments, release_memory, target
 from minisgl.core.batch import Batch
 from minisgl.core.llm import check_max_seq_len, check_prompt
 from minisgl.core.req import Req
@@ -124,7 +123,7 @@ def transformers_logits(model: Any, sequences: list[list[int]], lengths: list[in
 def transformers_model(subject: Target, dtype: torch.dtype) -> Any:
     from transformers import AutoModelForCausalLM
 
-    gc.collect()
+    release_memory()
     model = AutoModelForCausalLM.from_pretrained(subject.folder, dtype=dtype, local_files_only=True)
     return model.to(subject.device).eval()  # type: ignore[arg-type]
 
@@ -132,7 +131,7 @@ def transformers_model(subject: Target, dtype: torch.dtype) -> Any:
 @torch.inference_mode()
 def engine_logits(subject: Target, sequences: list[list[int]], lengths: list[int]) -> list[Tensor]:
     """As transformers_logits, from one prefill and one decode step a token: what the sampler would be given."""
-    gc.collect()
+    release_memory()
     longest = max(map(len, sequences))
     config = subject.but(max_running_requests=1, max_seq_len=longest).config
     engine = GraphEngine(config, subject.folder, subject.model_config, check_max_seq_len(config, subject.model_config))

@@ -15,6 +15,7 @@ from minisgl.benchmark.steps import StepClock
 from minisgl.benchmark.target import add_engine_arguments, opened, target
 from minisgl.benchmark.workload import random_prompts
 from minisgl.core.sampling_params import SamplingParams
+from minisgl.core.threads import set_threads
 from minisgl.stage7.llm import LLM
 
 HEADER = ["batch", "step ms", "p90 ms", "tokens/s", "GB read", "floor ms", "of floor"]
@@ -37,6 +38,7 @@ def int_list(text: str) -> list[int]:
 def main(args: argparse.Namespace) -> int:
     subject = target(args)
     rows, saved = [HEADER], []
+    set_threads(subject.config.threads)
     bandwidth = args.bandwidth * 1e9 if args.bandwidth else read_bandwidth(subject.device)
     with opened(subject) as llm:
         for batch in args.batch:

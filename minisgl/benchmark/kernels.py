@@ -21,6 +21,7 @@ from minisgl.benchmark.floor import read_bandwidth
 from minisgl.benchmark.kernel_cases import CASES, Shape
 from minisgl.benchmark.records import add_output_arguments, save, table
 from minisgl.benchmark.target import add_engine_arguments, target
+from minisgl.core.threads import set_threads
 
 HEADER = ["kernel", "batch", "form", "µs", "GB/s", "of memory", "× torch"]
 CALLS = 20  # in one graph
@@ -43,6 +44,7 @@ def main(args: argparse.Namespace) -> int:
     unknown = [name for name in names if name not in CASES]
     if unknown or min([args.context, *args.batch]) < 1:
         raise ValueError(f"--batch and --context must be at least 1, and --only of {', '.join(CASES)}")
+    set_threads(subject.config.threads)
     bandwidth = args.bandwidth * 1e9 if args.bandwidth else read_bandwidth(subject.device)
     rows, saved = [HEADER], []
     for name in names:
