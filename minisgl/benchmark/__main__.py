@@ -7,7 +7,18 @@ import logging
 import sys
 from collections.abc import Callable, Sequence
 
-from minisgl.benchmark import ablation, check_model, decode_step, kernels, offline, prefill, serving, stages
+from minisgl.benchmark import (
+    ablation,
+    check_model,
+    decode_step,
+    fit_device,
+    kernels,
+    offline,
+    prefill,
+    serving,
+    simulate,
+    stages,
+)
 from minisgl.core.cli import fail
 
 Run = Callable[[argparse.Namespace], int | None]
@@ -20,6 +31,8 @@ COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None], Run]] 
     "kernels": ("the parts of a step, each beside plain torch", kernels.add_arguments, kernels.main),
     "ablation": ("offline, with one optimisation after another off", ablation.add_arguments, ablation.main),
     "check-model": ("logits of a model of yours against transformers", check_model.add_arguments, check_model.main),
+    "simulate": ("a workload on a device that is not here", simulate.add_arguments, simulate.main),
+    "fit-device": ("this machine's constants, for simulate", fit_device.add_arguments, fit_device.main),
     "stages": ("every stage beside transformers, on this machine", stages.add_arguments, stages.main),
 }
 

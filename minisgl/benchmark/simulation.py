@@ -1,0 +1,177 @@
+"""Arrivals served by the real scheduler and the real loops of stage 7 on a virtual clock. Knows no percentiles."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple, cast
+
+import numpy as np
+
+from minisgl.benchmark.arrivals import Arrival
+from minisgl.core.batch import ForwardInput, ForwardOutput
+from minisgl.core.llm import Request
+from minisgl.core.outputs import TokenOutput
+from minisgl.core.sampling_params import SamplingParams
+from minisgl.core.trace import merge
+from minisgl.models.config import ModelConfig
+from minisgl.stage3.engine import Engine
+from minisgl.stage5.cost_model import CostModel, Device
+from minisgl.stage5.scheduler import Scheduler
+from minisgl.stage5.simulated_engine import SimulatedEngine, Step, VirtualClock, VirtualTracer
+from minisgl.stage6.messages import AddRequests, Order
+from minisgl.stage7.config import OverlapConfig
+from minisgl.stage7.llm import Steps, overlap_loop, plain_loop
+from minisgl.stage7.streams import Forward
+
+NEVER = -1  # a time that has not come
+
+
+class ArrivalInbox:
+    """A stage 6 `Inbox`: what has arrived by now. When there is nothing else to do, the clock jumps to the next."""
+
+    def __init__(self, arrivals: Sequence[Arrival], clock: VirtualClock) -> None:
+        self.clock = clock
+        self.arrived: dict[int, int] = {}  # uid -> when
+        self._waiting: list[tuple[int, int, Arrival]] = []
+        self._after: dict[int, list[Arrival]] = {}
+        for arrival in arrivals:
+            if arrival.after is None:
+                self._expect(arrival, arrival.time_ns)
+            else:
+                self._after.setdefault(arrival.after, []).append(arrival)
+
+    def receive(self, blocking: bool) -> list[Order] | None:
+        if blocking:
+            if not self._waiting:
+                return None
+            self.clock.wait_until(self._waiting[0][0])
+        requests: list[Request] = []
+        while self._waiting and self._waiting[0][0] <= self.clock.now:
+            time, uid, arrival = heapq.heappop(self._waiting)
+            self.arrived[uid] = time
+            requests.append(Request(uid, arrival.prompt_ids(), _params(arrival.output_len)))
+        return [AddRequests(requests)] if requests else []
+
+    def ended(self, uid: int) -> None:
+        """Whoever waits for the end of this request comes some time after it."""
+        for arrival in self._after.pop(uid, []):
+            self._expect(arrival, self.clock.now + arrival.time_ns)
+
+    def _expect(self, arrival: Arrival, time: int) -> None:
+        heapq.heappush(self._waiting, (time, arrival.uid, arrival))
+
+
+@lru_cache(maxsize=4096)
+def _params(output_len: int) -> SamplingParams:
+    return SamplingParams(max_tokens=output_len, ignore_eos=True)
+
+
+class SimulatedStream:
+    """A stage 7 `EngineStream`: what runs on it has a time of its own, and the host's does not pass meanwhile."""
+
+    def __init__(self, clock: VirtualClock) -> None:
+        self._clock, self._free_at = clock, 0
+
+    def submit(self, forward: Forward, forward_input: ForwardInput) -> SimulatedTicket:
+        host = self._clock.now
+        self._clock.wait_until(self._free_at)
+        output = forward(forward_input)
+        self._free_at, self._clock.now = self._clock.now, host
+        return SimulatedTicket(output)
+
+    def close(self) -> None:
+        """Nothing runs beside the caller."""
+
+
+class SimulatedTicket(NamedTuple):
+    output: ForwardOutput
+
+    def result(self) -> ForwardOutput:
+        return self.output
+
+
+class Result(NamedTuple):
+    """What happened. Times in nanoseconds; arrays by position in `arrivals`, NEVER for what was refused."""
+
+    arrivals: list[Arrival]
+    arrived: np.ndarray
+    first: np.ndarray  # token
+    last: np.ndarray
+    cached: np.ndarray  # prompt tokens found in the prefix cache
+    gaps: np.ndarray  # between a token and the one before it, of all requests
+    steps: list[Step]
+    stats: dict[str, int]  # the scheduler's, at the end
+    fewest_free: int  # pages
+
+
+class Outputs:
+    """Notes when each request's tokens came. All requests of a step get theirs at the same time."""
+
+    def __init__(self, count: int, num_pages: int) -> None:
+        self.fewest_free = num_pages
+        self.first, self.last = np.full(count, NEVER), np.full(count, NEVER)
+        self.cached = np.zeros(count, dtype=np.int64)
+        self.gaps: list[np.ndarray] = []
+
+    def add(self, outputs: list[TokenOutput], now: int) -> None:
+        uids = np.array([output.uid for output in outputs])
+        before = self.last[uids]
+        self.gaps.append(now - before[before != NEVER])
+        self.last[uids] = now
+        new = before == NEVER
+        if new.any():
+            self.first[uids[new]] = now
+            self.cached[uids] = [output.cached_tokens for output in outputs]
+
+
+def simulate(
+    arrivals: list[Arrival], config: OverlapConfig, model: ModelConfig, device: Device, trace: Path | None = None
+) -> Result:
+    """Serve all arrivals; their uids are 0, 1, 2, ... in any order. A request that is longer than the model or the
+    pool allows is refused, with all that come after its answer: their times stay NEVER."""
+    clock = VirtualClock()
+    tracer = VirtualTracer(trace, clock)
+    limit = min(config.max_seq_len or model.max_position, model.max_position)
+    lengths = [arrival.prompt_len + arrival.output_len for arrival in arrivals]
+    longest = max((length for length in lengths if length <= limit), default=0)
+    if longest == 0:
+        raise ValueError(f"no request has at most {limit} tokens, prompt and answer: raise --max-seq-len")
+    engine = SimulatedEngine(config, CostModel(model, device), longest, tracer)
+    most = min(limit, engine.pool.num_pages * config.page_size + 1)  # the last token of an answer is never computed
+    scheduler = Scheduler(config, cast(Engine, engine), frozenset(), tracer)
+    inbox = ArrivalInbox([a for a, length in zip(arrivals, lengths, strict=True) if length <= most], clock)
+    stream = SimulatedStream(clock)
+    loop = plain_loop(scheduler, inbox) if config.disable_overlap else overlap_loop(scheduler, inbox, stream)
+    found = _serve(loop, scheduler, inbox, Outputs(len(arrivals), engine.pool.num_pages))
+    tracer.close()
+    if trace is not None:
+        merge(trace)
+    arrived = np.full(len(arrivals), NEVER)
+    arrived[list(inbox.arrived)] = list(inbox.arrived.values())
+    order = [arrival.uid for arrival in arrivals]
+    return Result(
+        arrivals,
+        arrived=arrived[order],
+        first=found.first[order],
+        last=found.last[order],
+        cached=found.cached[order],
+        gaps=np.concatenate([np.empty(0, dtype=np.int64), *found.gaps]),
+        steps=engine.steps,
+        stats=scheduler.stats(),
+        fewest_free=found.fewest_free,
+    )
+
+
+def _serve(loop: Steps, scheduler: Scheduler, inbox: ArrivalInbox, found: Outputs) -> Outputs:
+    for outputs in loop:
+        if outputs:
+            found.add(outputs, inbox.clock.now)
+            for output in outputs:
+                if output.finish_reason is not None:
+                    inbox.ended(output.uid)
+        found.fewest_free = min(found.fewest_free, scheduler.stats()["pages_free"])
+    scheduler.check_integrity()
+    return found
