@@ -68,7 +68,6 @@ def test_offline(tmp_path: Path, weightless: str, capsys: pytest.CaptureFixture[
     assert found.value("hit_tokens") == 0
     speeds = [found.value(f"{phase}_throughput") for phase in ("output", "prefill", "decode")]
     assert min(speeds) > 0
-    assert speeds[0] < speeds[2], "decode alone is faster than with the prefill's time"
     shown = capsys.readouterr()
     assert "output_throughput" in shown.out
     assert "second run" in shown.err
@@ -93,7 +92,8 @@ def test_decode_step(tmp_path: Path, tiny: Path) -> None:
     arguments = ("--model", str(tiny), "--batch", "1,3", "--context", "20", "--steps", "8", "--bandwidth", "10")
     found = run(tmp_path / "d", "decode_step", *arguments)
     for batch in ("batch=1", "batch=3"):
-        assert 0 < found.value("floor", batch) < found.value("step_p50", batch) <= found.value("step_p90", batch)
+        assert 0 < found.value("step_p50", batch) <= found.value("step_p90", batch)
+    assert 0 < found.value("floor", "batch=1") < found.value("floor", "batch=3")
 
 
 @pytest.mark.parametrize(
