@@ -34,9 +34,18 @@ SAMPLING_FLAGS: tuple[tuple[str, type, str], ...] = (
 )
 
 
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line: the usage of forty flags would hide it."""
+
+    def error(self, message: str) -> NoReturn:
+        print(f"{self.prog}: error: {message} (--help lists what is allowed)", file=sys.stderr)
+        raise SystemExit(2)
+
+
 def main(llm_class: type[BaseLLM], argv: Sequence[str] | None = None) -> int:
     """`python -m minisgl.stageN`. Returns the exit status."""
-    parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    prog = f"python -m {llm_class.__module__.removesuffix('.llm')}"
+    parser = Parser(prog=prog, formatter_class=argparse.ArgumentDefaultsHelpFormatter, allow_abbrev=False)
     add_config_arguments(parser, llm_class.config_class)
     add_prompt_arguments(parser)
     args = parser.parse_args(argv)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
-from typing import NoReturn
 
-from minisgl.core.cli import add_config_arguments, add_prompt_arguments, config_options, sampling_params
+from minisgl.core.cli import Parser, add_config_arguments, add_prompt_arguments, config_options, sampling_params
 from minisgl.core.config import make_config
 from minisgl.stage8.server_config import ServerConfig
 
@@ -19,14 +17,6 @@ processes:
 so that the default is 3, and `--tp 2 --num-tokenizer 2` is 6.
 With --prompt the answers are printed and the server ends: no port is opened.
 """
-
-
-class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line: the usage of forty flags would hide it."""
-
-    def error(self, message: str) -> NoReturn:
-        print(f"{self.prog}: error: {message} (--help lists what is allowed)", file=sys.stderr)
-        raise SystemExit(2)
 
 
 def parse(argv: Sequence[str] | None, prog: str) -> tuple[ServerConfig, argparse.Namespace]:
