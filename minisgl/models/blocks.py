@@ -45,15 +45,18 @@ class RopeAttention(nn.Module):
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         """x: [tokens, hidden]. Returns the same shape."""
-        assert ctx.rotary is not None  # CausalLM.forward gave it
         heads = self.qkv_proj(x).view(len(x), -1, self.head_dim)  # [tokens, q + k + v heads, head_dim]
+        return self.o_proj(self.attend(heads, ctx).flatten(1))
+
+    def attend(self, heads: Tensor, ctx: Context) -> Tensor:
+        """heads: [tokens, q + k + v heads, head_dim], as projected. Returns [tokens, q heads, head_dim]."""
+        assert ctx.rotary is not None  # Decoder.forward gave it
         qk, v = heads.split((self.num_heads + self.num_kv_heads, self.num_kv_heads), dim=1)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = qk.split((self.num_heads, self.num_kv_heads), dim=1)
             qk = torch.cat((self.q_norm(q), self.k_norm(k)), dim=1)
         q, k = ctx.rotary.apply(qk).split((self.num_heads, self.num_kv_heads), dim=1)
-        out = ctx.attention.forward(q, k, v, self.layer_id, ctx)  # [tokens, q heads, head_dim]
-        return self.o_proj(out.flatten(1))
+        return ctx.attention.forward(q, k, v, self.layer_id, ctx)
 
 
 class GatedMLP(nn.Module):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -10,6 +11,7 @@ from torch import Tensor
 from minisgl.core.req import ChunkedReq, Req
 from minisgl.core.sampling_params import SamplingParams
 from minisgl.kernel.device import device_tensor
+from minisgl.kernel.triton_runs import triton_runs
 from minisgl.sampling.args import BatchSamplingArgs
 from minisgl.sampling.filters import TokenFilters
 from minisgl.sampling.noise import gumbel_noise
@@ -18,8 +20,10 @@ _MIN_TEMPERATURE = 1e-6  # colder than this there is nothing left to draw, and f
 
 
 class Sampler:
-    def __init__(self, vocab_size: int, device: torch.device) -> None:
+    def __init__(self, vocab_size: int, device: torch.device, fused: bool = False) -> None:
+        """fused: rows are drawn by one kernel where there is one for the device; the tokens are the same."""
         self.vocab_size, self.device = vocab_size, device
+        self.fused = fused and triton_runs(device)
         self.filters = TokenFilters()
         self.token_ids = torch.arange(vocab_size, dtype=torch.int32, device=device)
 
@@ -51,11 +55,21 @@ class Sampler:
 
     def sample(self, logits: Tensor, args: BatchSamplingArgs) -> Tensor:
         """logits: [rows, vocab], any float dtype, not changed. Returns int32 [rows]."""
+        if self.fused:
+            return self._sample_fused(logits, args)
         if args.temperatures is None:
             return self.argmax(logits)
         scores = logits.float() / args.temperatures[:, None]  # [rows, vocab]
         drawn = self.draw(self.filters.apply(scores, args), args)
         return drawn if args.greedy is None else torch.where(args.greedy, self.argmax(logits), drawn)
+
+    def _sample_fused(self, logits: Tensor, args: BatchSamplingArgs) -> Tensor:
+        from minisgl.kernel.triton_sample import sample_rows
+
+        if args.temperatures is None or (args.top_k is None and args.top_p is None and args.min_p is None):
+            return sample_rows(logits, args)
+        scores = self.filters.apply(logits.float() / args.temperatures[:, None], args)  # a greedy row's: its logits
+        return sample_rows(scores, replace(args, temperatures=torch.ones_like(args.temperatures)))
 
     def argmax(self, logits: Tensor) -> Tensor:
         """The first of the highest: int32 [rows]. By `max`: on a CPU `argmax` takes 4 times as long in bfloat16."""

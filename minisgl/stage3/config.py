@@ -13,7 +13,10 @@ class EngineConfig(Config):
     num_pages: int | None = option(None, "pages in the pool; default: what memory allows", metavar="N")
     memory_ratio: float = option(0.9, "share of the free GPU memory for model and pool", metavar="R")
     max_running_requests: int = option(256, "requests in one batch at most", metavar="N")
-    attn: str = option("auto", "attention backend", ("auto", "torch"))
+    attn: str = option(
+        "auto", "attention: auto, torch, triton, fi (FlashInfer), or two as PREFILL,DECODE", metavar="NAME"
+    )
+    disable_fusion: bool = option(False, "on a GPU: run each layer's own torch code, not the fused kernels")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -19,9 +19,10 @@ from minisgl.core.protocols import Communicator, NoCommunicator
 from minisgl.core.req import Req
 from minisgl.core.sampling_params import SamplingParams
 from minisgl.core.threads import set_threads
-from minisgl.kernel.device import device_tensor, free_memory, host_copy, pool_terms, resolve_device, resolve_dtype
+from minisgl.kernel.device import free_memory, host_copy, pool_terms, resolve_device, resolve_dtype, to_device
 from minisgl.layers.shard import kv_head_range, q_head_range
 from minisgl.models.config import ModelConfig
+from minisgl.models.fuse import fuse
 from minisgl.models.load import load_model
 from minisgl.sampling.args import BatchSamplingArgs
 from minisgl.sampling.sampler import Sampler
@@ -52,7 +53,7 @@ class Engine:
             self.model = load_model(
                 folder, model_config, max_seq_len, self.device, self.dtype, config.dummy_weight, self.comm
             )
-            self.sampler = Sampler(model_config.vocab_size, self.device)
+            self.sampler = Sampler(model_config.vocab_size, self.device, fused=not config.disable_fusion)
         with _step("KV cache pool"):
             self.pool = self._make_pool(free_before)
         with _step("page table"):
@@ -60,7 +61,10 @@ class Engine:
             self.table = PageTable(rows, max_seq_len, config.page_size, self.pool.dummy_slot, self.device)
             self.dummy_req = Req(-1, torch.zeros(1, dtype=torch.int32), SamplingParams(max_tokens=1), rows)
             q_heads, kv_heads = len(q_head_range(model_config, self.comm)), len(kv_head_range(model_config, self.comm))
-            self.attention = create_attention(config.attn, q_heads, kv_heads, model_config.head_dim, config.page_size)
+            shape = q_heads, kv_heads, model_config.head_dim, config.page_size, self.dtype, self.device
+            self.attention = create_attention(config.attn, *shape)
+            if not config.disable_fusion:
+                fuse(self.model, self.attention, self.device)
         with _step("graphs"):
             self.prepare_to_run()
 
@@ -80,14 +84,10 @@ class Engine:
     def prepare(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Fill in what the model needs, once the page table holds the batch's slots. Returns (rows, positions),
         int64 [tokens]: which token of which row each of the batch's tokens is."""
-        rows, positions = _token_indices(batch)
-        table_rows = device_tensor(rows, torch.int64, self.device)
-        batch.positions = device_tensor(positions, torch.int64, self.device)
+        indices, ends = _token_indices(batch)
+        table_rows, batch.positions = to_device(indices, self.device)
         batch.out_loc = self.table.device[table_rows, batch.positions]
-        batch.logits_rows = None
-        if batch.phase != "decode":
-            ends = torch.tensor([req.extend_len for req in batch.padded_reqs]).cumsum(0) - 1
-            batch.logits_rows = device_tensor(ends.tolist(), torch.int64, self.device)
+        batch.logits_rows = None if batch.phase == "decode" else to_device(ends, self.device)
         batch.attn_metadata = self.attention.prepare_metadata(batch, self.table.device)
         return table_rows, batch.positions
 
@@ -134,13 +134,16 @@ class Engine:
         return KVCachePool(model.num_layers, num_pages, size, kv_heads, model.head_dim, self.dtype, self.device)
 
 
-def _token_indices(batch: Batch) -> tuple[list[int], list[int]]:
-    rows: list[int] = []
-    positions: list[int] = []
-    for req in batch.padded_reqs:
-        rows += [req.table_idx] * req.extend_len
-        positions += range(req.cached_len, req.device_len)
-    return rows, positions
+def _token_indices(batch: Batch) -> tuple[Tensor, Tensor]:
+    """Row and position of each token, int64 [2, tokens], and the index of each request's last, int64 [padded_reqs]."""
+    numbers = [(req.table_idx, req.cached_len, req.device_len) for req in batch.padded_reqs]
+    rows, starts, ends = torch.tensor(numbers).T  # each [padded_reqs]
+    if batch.phase == "decode":
+        return torch.stack((rows, starts)), ends  # one token each
+    counts = ends - starts
+    last = counts.cumsum(0) - 1
+    offsets = (ends - 1 - last).repeat_interleave(counts)  # a token's position less its index in the batch
+    return torch.stack((rows.repeat_interleave(counts), torch.arange(len(offsets)) + offsets)), last
 
 
 @contextmanager

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from minisgl.core.req import Req
+from minisgl.kernel.device import to_device
 
 
 class PageTable:
@@ -45,7 +46,7 @@ class PageTable:
         """Begin the row with slots that already hold the KV of its first tokens. slots: int32 [n]."""
         self.host[row, : len(slots)] = slots
         if self.device is not self.host:
-            self.device[row, : len(slots)] = slots.to(self.device.device)
+            self.device[row, : len(slots)] = to_device(slots, self.device.device)
 
     def slots(self, row: int, length: int) -> Tensor:
         """The first `length` slots of a row: int32 [length], a copy on the host."""
@@ -62,5 +63,5 @@ class PageTable:
     def _write(self, rows: Tensor, columns: Tensor, slots: Tensor) -> None:
         self.host[rows, columns] = slots.int()
         if self.device is not self.host:
-            device = self.device.device
-            self.device[rows.to(device), columns.to(device)] = slots.int().to(device)
+            rows, columns, slots = to_device(torch.stack((rows.expand_as(slots), columns, slots)), self.device.device)
+            self.device[rows, columns] = slots.int()

@@ -14,7 +14,7 @@ from minisgl.core.outputs import TokenOutput
 from minisgl.core.req import ChunkedReq, Req
 from minisgl.core.sampling_params import SamplingParams
 from minisgl.core.trace import Tracer
-from minisgl.kernel.device import device_tensor
+from minisgl.kernel.device import to_device
 from minisgl.stage3.engine import Engine
 from minisgl.stage4.cache_manager import CacheManager
 from minisgl.stage5.config import SchedulerConfig
@@ -107,9 +107,8 @@ class Scheduler:
         """Where each sampled token goes: after the request's last token, or nowhere (the dummy row) for a chunk
         and for the last token a request may have, which no step will read."""
         goes = [(req.table_idx, req.device_len) if req.can_decode else (self.tables.dummy_row, 0) for req in batch.reqs]
-        rows, columns = zip(*goes, strict=True)
-        device = self.engine.device
-        return device_tensor(list(rows), torch.int64, device), device_tensor(list(columns), torch.int64, device)
+        rows, columns = to_device(torch.tensor(goes).T.contiguous(), self.engine.device)
+        return rows, columns
 
     def _commit(self, req: Req, token_id: int) -> TokenOutput | None:
         """One request of a batch that is done. A request that ended while it was in flight is only released."""

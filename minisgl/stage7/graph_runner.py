@@ -8,6 +8,7 @@ with, padded to its size with dummy requests, whose K and V go to the dummy page
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from minisgl.core.batch import Batch
 from minisgl.core.protocols import AttentionBackend
+from minisgl.kernel.device import free_memory
 from minisgl.stage6.engine import RankEngine
 from minisgl.stage7.config import OverlapConfig
 
@@ -52,7 +54,14 @@ class GraphRunner:
         self._out_loc = torch.full((largest,), engine.pool.dummy_slot, dtype=torch.int32, device=device)
         attention.init_capture_graph(largest, engine.table.device)
         self._logits = torch.empty(largest, engine.model_config.vocab_size, dtype=engine.dtype, device=device)
-        self._replays = {size: make_graph(self._recorded(engine, size)) for size in sizes}
+        self._replays: dict[int, Replay] = {}
+        start = told = time.perf_counter()
+        for size in sizes:
+            self._replays[size] = make_graph(self._recorded(engine, size))
+            if time.perf_counter() - told > 2 or size == sizes[-1]:
+                told = time.perf_counter()
+                done = len(self._replays)
+                log.info("CUDA graphs: %d of %d recorded, %.1f s", done, len(sizes), told - start)
 
     def pad(self, batch: Batch) -> None:
         """Up to the next recorded size, if the batch is one that a graph can run."""
@@ -118,10 +127,17 @@ def _record_graphs(engine: GraphEngine) -> GraphRunner | None:
         log.info("CUDA graphs need CUDA: on the %s every step is launched kernel by kernel", engine.device.type)
     elif not isinstance(engine.attention, GraphAttention):
         log.info("CUDA graphs: the attention backend cannot be recorded, every step is launched kernel by kernel")
+    elif engine.model_config.num_experts:
+        log.info(
+            "CUDA graphs: experts wait for the host to count their tokens, every step is launched kernel by kernel"
+        )
     else:
         sizes = graph_sizes(largest)
-        log.info("CUDA graphs: recording %d batch sizes up to %d", len(sizes), largest)
-        return GraphRunner(engine, engine.attention, sizes, CudaGraphMaker(engine.device))
+        log.info("CUDA graphs: recording %d batch sizes: %s", len(sizes), " ".join(map(str, sizes)))
+        free = free_memory(engine.device)
+        runner = GraphRunner(engine, engine.attention, sizes, CudaGraphMaker(engine.device))
+        log.info("CUDA graphs: %.2f GiB", (free - free_memory(engine.device)) / 2**30)
+        return runner
     return None
 
 

@@ -200,8 +200,13 @@ def test_gather_keeps_the_order_of_the_pages() -> None:
 
 def test_unknown_backend_is_refused_by_name() -> None:
     assert isinstance(create_attention("auto", 2, 1, 4, 16), PagedTorchAttention)
-    with pytest.raises(ValueError, match="auto, torch, not 'flash'"):
+    with pytest.raises(ValueError, match="auto, torch, fi, triton, or two .*, not 'flash'"):
         create_attention("flash", 2, 1, 4, 16)
+
+
+def test_what_cannot_run_says_so_and_what_would() -> None:
+    with pytest.raises(ValueError, match="--attn fi,triton: fi needs a CUDA GPU; --attn auto takes what runs here"):
+        create_attention("fi,triton", 2, 1, 16, 16)
 
 
 def test_paged_without_its_metadata_is_refused() -> None:

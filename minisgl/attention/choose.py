@@ -1,0 +1,133 @@
+"""Which attention runs: what `--attn` names, or what measures best here, with the reason in the log.
+
+torch            plain torch: the reference, and what a CPU runs
+triton           our own kernels: any CUDA GPU, any dtype
+fi               FlashInfer's kernels: bfloat16 and float16 on Ampere and later
+PREFILL,DECODE   triton and fi mixed
+auto             fi, else triton, else torch
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+
+import torch
+
+from minisgl.attention.hybrid import DecodePart, HybridAttention, PrefillPart
+from minisgl.attention.paged_torch import PagedTorchAttention
+from minisgl.attention.shape import Shape
+from minisgl.core.protocols import AttentionBackend
+
+log = logging.getLogger("minisgl")
+
+_CPU = torch.device("cpu")
+_PARTS = ("fi", "triton")
+_CUDA_CORE_GROUPS = (1, 2, 3, 4, 8)  # FlashInfer's CUDA-core decode is compiled for these
+
+
+def create_attention(
+    name: str,
+    num_q_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    page_size: int,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device = _CPU,
+) -> AttentionBackend:
+    """Heads of this rank. Raises ValueError for a name it does not know, and for one that cannot run here."""
+    shape = Shape(num_q_heads, num_kv_heads, head_dim, page_size, dtype, device)
+    if name == "auto":
+        return _best(shape)
+    if name == "torch":
+        return PagedTorchAttention(*shape[:4])
+    parts = name.split(",")
+    if len(parts) > 2 or any(part not in _PARTS for part in parts):
+        known = f"auto, torch, {', '.join(_PARTS)}, or two of the last as PREFILL,DECODE"
+        raise ValueError(f"attention backend must be {known}, not {name!r:.80}")
+    for part in parts:
+        if reason := _missing(part, dtype, device):
+            raise ValueError(f"--attn {name}: {reason}; --attn auto takes what runs here")
+    return _hybrid(parts[0], parts[-1], shape)
+
+
+def _best(s: Shape) -> AttentionBackend:
+    if s.device.type == "cpu":
+        return PagedTorchAttention(*s[:4])
+    reasons = []
+    for part in _PARTS:
+        if reason := _missing(part, s.dtype, s.device):
+            reasons.append(reason)
+            continue
+        try:
+            return _hybrid(part, part, s)
+        except Exception as error:  # a kernel that does not compile or load here, for whatever reason
+            reasons.append(f"{part} failed ({str(error).strip().splitlines()[0]:.200})")
+    log.warning("attention: plain torch, slow (%s)", "; ".join(reasons))
+    return PagedTorchAttention(*s[:4])
+
+
+def _missing(part: str, dtype: torch.dtype, device: torch.device) -> str | None:
+    """Why kernels of this kind cannot run here, None when they can."""
+    package = {"fi": "flashinfer", "triton": "triton"}[part]
+    if device.type != "cuda":
+        return f"{part} needs a CUDA GPU"
+    if importlib.util.find_spec(package) is None:
+        return f"{part} needs the package {package}, which is not installed (pip install 'minisgl[cuda]')"
+    if torch.cuda.get_device_capability(device) < (8, 0):
+        return f"{part} needs a GPU of compute capability 8.0 or more"
+    if part == "fi" and dtype == torch.float32:
+        return "fi has no float32 kernels"
+    return None
+
+
+def _hybrid(prefill: str, decode: str, s: Shape) -> HybridAttention:
+    from minisgl.attention.triton_attention import TritonDecode, TritonPrefill
+
+    kinds = {}
+    first: PrefillPart = TritonPrefill(s.page_size)
+    second: DecodePart = TritonDecode(s.page_size)
+    if prefill == "fi":
+        first, kinds["prefill"] = _flashinfer_prefill(s)
+    if decode == "fi":
+        second, kinds["decode"] = _flashinfer_decode(s)
+    described = [f"{name} by {kinds.get(name, 'our Triton kernel')}" for name in ("prefill", "decode")]
+    log.info("attention: %s, %s (group %d, page %d)", *described, s.group, s.page_size)
+    return HybridAttention(first, second)
+
+
+def _flashinfer_prefill(s: Shape) -> tuple[PrefillPart, str]:
+    """fa3 is written for Hopper: 250 µs against fa2's 369 for 16 prompts of 1024 on an H200."""
+    from flashinfer.prefill import get_batch_prefill_module
+
+    from minisgl.attention.fi import FlashInferPrefill
+
+    kernels = ["fa3", "fa2"] if torch.cuda.get_device_capability(s.device)[0] == 9 else ["fa2"]
+    for kernel in kernels:
+        try:
+            dtypes = (s.dtype, s.dtype, s.dtype, torch.int32)
+            get_batch_prefill_module(kernel, *dtypes, s.head_dim, s.head_dim, 0, False, False, False)
+        except Exception as error:
+            if kernel == kernels[-1]:
+                raise
+            log.info("attention: FlashInfer's %s does not load here (%s)", kernel, str(error).splitlines()[0][:120])
+            continue
+        return FlashInferPrefill(s, kernel), f"FlashInfer {kernel}"
+    raise AssertionError
+
+
+def _flashinfer_decode(s: Shape) -> tuple[DecodePart, str]:
+    """In the order of an H200's times for 256 rows of 1024 tokens: xqa 259 to 262 µs a layer, tensor cores 275, CUDA
+    cores 271 for 2 query heads a KV head and 360 for 4."""
+    from flashinfer.xqa import get_xqa_module
+
+    from minisgl.attention.fi import FlashInferDecode, XqaDecode
+
+    if torch.cuda.get_device_capability(s.device)[0] in (9, 10, 12) and s.page_size in (16, 32, 64, 128):
+        try:
+            get_xqa_module(s.dtype, s.dtype, s.page_size, s.head_dim, s.group, False, s.dtype, 1)
+            return XqaDecode(s), "FlashInfer xqa"
+        except Exception as error:
+            log.info("attention: FlashInfer's xqa does not load here (%s)", str(error).splitlines()[0][:120])
+    tensor_cores = s.group >= 4 or s.group not in _CUDA_CORE_GROUPS
+    return FlashInferDecode(s, tensor_cores), f"FlashInfer on {'tensor' if tensor_cores else 'CUDA'} cores"

@@ -1,0 +1,64 @@
+"""What kernels that read pages need to know of a batch, and the buffers of recorded graphs. Knows no kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from minisgl.core.batch import Batch
+from minisgl.core.req import Req
+from minisgl.kernel.device import device_tensor, to_device
+
+
+class PagedRows(NamedTuple):
+    """Decode: one new token a row. A page past a row's length is never read."""
+
+    pages: Tensor  # int32 [rows, most pages]
+    lengths: Tensor  # int32 [rows]: tokens in the cache, the new one included
+
+
+class ExtendRows(NamedTuple):
+    """Any number of new tokens a row, the last of its `lengths`."""
+
+    pages: Tensor
+    lengths: Tensor
+    starts: Tensor  # int32 [rows + 1]: where a row's new tokens begin in the batch
+    most: int  # new tokens of one row at most
+
+
+def paged_rows(reqs: Sequence[Req], page_table: Tensor, page_size: int) -> PagedRows:
+    """One copy to the device, and two kernels there: no length is ever asked of it."""
+    numbers = torch.tensor([[req.table_idx for req in reqs], [req.device_len for req in reqs]], dtype=torch.int32)
+    longest = int(numbers[1].max())
+    rows, lengths = to_device(numbers, page_table.device)
+    return PagedRows(page_table[:, :longest:page_size].index_select(0, rows) // page_size, lengths)
+
+
+def extend_rows(reqs: Sequence[Req], page_table: Tensor, page_size: int) -> ExtendRows:
+    counts = [req.extend_len for req in reqs]
+    starts = device_tensor(list(accumulate(counts, initial=0)), torch.int32, page_table.device)
+    return ExtendRows(*paged_rows(reqs, page_table, page_size), starts, max(counts))
+
+
+class RecordedRows:
+    """The PagedRows that recorded graphs read, each the first rows of the same buffers."""
+
+    def __init__(self, max_size: int, page_table: Tensor, page_size: int) -> None:
+        """page_table: its last row is the dummy's, whose one token every row has until it is given others."""
+        dummy_page = page_table[-1, :1] // page_size
+        self._pages = dummy_page.expand(max_size, page_table.shape[1] // page_size).contiguous()
+        self._lengths = torch.ones(max_size, dtype=torch.int32, device=page_table.device)
+
+    def first(self, size: int) -> PagedRows:
+        return PagedRows(self._pages[:size], self._lengths[:size])
+
+    def fill(self, batch: Batch, rows: PagedRows) -> None:
+        size, most = rows.pages.shape
+        if size != batch.padded_size:
+            raise RuntimeError(f"metadata of {size} rows for a batch padded to {batch.padded_size}")
+        self._pages[:size, :most].copy_(rows.pages)
+        self._lengths[:size].copy_(rows.lengths)

@@ -1,0 +1,68 @@
+"""RMSNorm, add and RMSNorm, and the silu gate as one Triton kernel each. Knows no layers.
+
+The references are the layers' own `forward`s. All arithmetic is float32; what the references round is rounded.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """As `RMSNorm.forward`. x: [..., size], of which the rows may lie apart but not their elements."""
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    rows = x.reshape(-1, x.shape[-1])  # [rows, size]
+    _norm[(len(rows),)](rows, rows, weight, out, out, rows.stride(0), eps, rows.shape[1], False, *_block(rows.shape[1]))
+    return out
+
+
+def add_rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """As `RMSNormFused.forward`. x and residual: [tokens, size], contiguous."""
+    if residual is None:
+        return rms_norm(x, weight, eps), x
+    size = x.shape[1]
+    out, total = torch.empty_like(x), torch.empty_like(x)
+    _norm[(len(x),)](x, residual, weight, out, total, size, eps, size, True, *_block(size))
+    return out, total
+
+
+def silu_and_mul(gate_up: Tensor) -> Tensor:
+    """As `SiluAndMul.forward`. gate_up: [tokens, 2 × size], contiguous."""
+    tokens, size = gate_up.shape[0], gate_up.shape[1] // 2
+    out = torch.empty((tokens, size), dtype=gate_up.dtype, device=gate_up.device)
+    _silu_and_mul[(tokens, triton.cdiv(size, 1024))](gate_up, out, size, 1024)
+    return out
+
+
+def _block(size: int) -> tuple[int]:
+    return (triton.next_power_of_2(size),)
+
+
+@triton.jit
+def _norm(x, residual, weight, out, total, x_stride, eps, size, ADD: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    inside = column < size
+    value = tl.load(x + row * x_stride + column, mask=inside, other=0).to(tl.float32)
+    if ADD:
+        value += tl.load(residual + row * size + column, mask=inside, other=0).to(tl.float32)
+        value = value.to(out.dtype.element_ty).to(tl.float32)  # the sum is kept, so it is what is normalised
+        tl.store(total + row * size + column, value, mask=inside)
+    scale = tl.rsqrt(tl.sum(value * value) / size + eps)
+    normed = (value * scale).to(out.dtype.element_ty).to(tl.float32)
+    normed *= tl.load(weight + column, mask=inside, other=0).to(tl.float32)
+    tl.store(out + row * size + column, normed, mask=inside)
+
+
+@triton.jit
+def _silu_and_mul(gate_up, out, size, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < size
+    gate = tl.load(gate_up + row * 2 * size + column, mask=inside, other=0).to(tl.float32)
+    up = tl.load(gate_up + row * 2 * size + size + column, mask=inside, other=0).to(tl.float32)
+    gate = (gate / (1 + tl.exp(-gate))).to(out.dtype.element_ty).to(tl.float32)
+    tl.store(out + row * size + column, gate * up, mask=inside)

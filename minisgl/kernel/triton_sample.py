@@ -1,0 +1,88 @@
+"""A token for each row of logits in one pass over them, greedy or drawn. Knows nothing of filters or requests.
+
+The reference is `Sampler.draw` over `gumbel_noise`: the same hashes, bit for bit, so the same row gets the same token
+in any batch. What torch does in twenty passes over [rows, vocab] float32 is one read of the logits here.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from minisgl.sampling.args import BatchSamplingArgs
+
+_BLOCK = 2048
+
+
+def sample_rows(logits: Tensor, args: BatchSamplingArgs) -> Tensor:
+    """logits: [rows, vocab]; args without filters. Returns int32 [rows]: argmax of logits / temperature + noise, or of
+    the logits for rows that are greedy. The first of equals."""
+    rows, vocab = logits.shape
+    parts = triton.cdiv(vocab, _BLOCK)
+    best = torch.empty((rows, parts), dtype=torch.float32, device=logits.device)
+    index = torch.empty((rows, parts), dtype=torch.int32, device=logits.device)
+    draws = args.temperatures is not None
+    unused = index
+    _best_of_block[(rows, parts)](
+        logits, best, index,
+        args.temperatures if draws else unused, args.seeds if draws else unused, args.positions if draws else unused,
+        args.greedy.view(torch.int8) if args.greedy is not None else unused,
+        vocab, logits.stride(0), draws, args.greedy is not None, _BLOCK, num_warps=8,
+    )  # fmt: skip
+    tokens = torch.empty(rows, dtype=torch.int32, device=logits.device)
+    _best_of_row[(rows,)](best, index, tokens, parts, triton.next_power_of_2(parts))
+    return tokens
+
+
+@triton.jit
+def _best_of_block(
+    logits, best, index, temperatures, seeds, positions, greedy, vocab, stride,
+    DRAW: tl.constexpr, MIXED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    token = part * BLOCK + tl.arange(0, BLOCK)
+    score = tl.load(logits + row * stride + token, mask=token < vocab, other=float("-inf")).to(tl.float32)
+    if DRAW:
+        warm = score / tl.load(temperatures + row)
+        warm += _gumbel(tl.load(seeds + row).to(tl.int64), tl.load(positions + row).to(tl.int64), token)
+        score = tl.where(tl.load(greedy + row) != 0, score, warm) if MIXED else warm
+    value, where = tl.max(score, axis=0, return_indices=True, return_indices_tie_break_left=True)
+    parts = tl.num_programs(1)
+    tl.store(best + row * parts + part, value)
+    tl.store(index + row * parts + part, part * BLOCK + where)
+
+
+@triton.jit
+def _best_of_row(best, index, tokens, parts, BLOCK: tl.constexpr):
+    row, part = tl.program_id(0), tl.arange(0, BLOCK)
+    score = tl.load(best + row * parts + part, mask=part < parts, other=float("-inf"))
+    _, where = tl.max(score, axis=0, return_indices=True, return_indices_tie_break_left=True)
+    tl.store(tokens + row, tl.load(index + row * parts + where))
+
+
+@triton.jit
+def _gumbel(seed, position, token):
+    """`noise.gumbel_noise` of one row: seed, position int64 scalars; token int32 [n]. float32 [n]."""
+    key = _mix64(_mix64(seed) + position * (0x9E3779B97F4A7C15 - 0x10000000000000000))
+    step, start = ((key >> 32) | 1).to(tl.int32), key.to(tl.int32)
+    x = (token * step + start).to(tl.uint32, bitcast=True)
+    x ^= x >> 16
+    x *= 0x85EBCA6B
+    x ^= x >> 13
+    x *= 0xC2B2AE35
+    x ^= x >> 16
+    half = (x & 0x7FFFFFFF).to(tl.int32, bitcast=True).to(tl.float32)
+    uniform = tl.minimum((half + 0.5) * 4.656612873077393e-10, 0.99999994)
+    # -log1p(-u): by its series where u is small, since 1 - u would round away what the largest noise is made of.
+    series = uniform * (1 + uniform * (0.5 + uniform * (1 / 3 + uniform * (0.25 + uniform * 0.2))))
+    exponential = tl.where(uniform < 0.03, series, -tl.log(1 - uniform))
+    return -tl.log(exponential)
+
+
+@triton.jit
+def _mix64(x):
+    x = (x ^ ((x >> 30) & 0x3FFFFFFFF)) * (0xBF58476D1CE4E5B9 - 0x10000000000000000)
+    x = (x ^ ((x >> 27) & 0x1FFFFFFFFF)) * (0x94D049BB133111EB - 0x10000000000000000)
+    return x ^ ((x >> 31) & 0x1FFFFFFFF)

@@ -1,0 +1,65 @@
+"""Fast kernels for a model that is loaded: which layer's arithmetic each of them does. Knows no engine.
+
+A layer's own methods are the reference, and what a CPU runs. On a GPU a decode step of them is launches more than
+work (a norm alone is five kernels), so here single objects get one kernel in their place; the classes stay as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from minisgl.core.context import Context
+from minisgl.core.protocols import AttentionBackend
+from minisgl.kernel.triton_runs import triton_runs
+from minisgl.layers.activation import SiluAndMul
+from minisgl.layers.norm import RMSNorm, RMSNormFused
+from minisgl.models.blocks import CausalLM, RopeAttention
+
+
+def fuse(model: CausalLM, attention: AttentionBackend, device: torch.device) -> bool:
+    """Returns whether fast kernels run on this device. attention: the backend that the model will be called with."""
+    if not triton_runs(device):
+        return False
+    from minisgl.kernel.triton_norm import add_rms_norm, rms_norm, silu_and_mul
+
+    kernels: dict[type[nn.Module], Callable[..., Any]] = {
+        RMSNorm: lambda norm, x: rms_norm(x, norm.weight, norm.eps),
+        RMSNormFused: lambda norm, x, residual: add_rms_norm(x, residual, norm.weight, norm.eps),
+        SiluAndMul: lambda gate, gate_up: silu_and_mul(gate_up),
+    }
+    for module in model.modules():
+        if type(module) in kernels:
+            _replace(module, "forward", partial(kernels[type(module)], module))
+    attend_cached = getattr(attention, "attend_cached", None)
+    if attend_cached is not None:
+        rotary = model.model.rotary_emb
+        for module in model.modules():
+            if isinstance(module, RopeAttention):
+                _replace(module, "attend", partial(_attend, module, rotary.table, attend_cached))
+        _replace(rotary, "forward", lambda positions: None)  # its table is read where it is used
+    return True
+
+
+def _attend(
+    layer: RopeAttention, table: Tensor, attend_cached: Callable[..., Tensor], heads: Tensor, ctx: Context
+) -> Tensor:
+    """As `RopeAttention.attend`: norm, RoPE and the stores in one kernel, then the attention over the cache."""
+    from minisgl.kernel.triton_rope import norm_rope_store
+
+    assert ctx.kv_cache is not None  # backends with attend_cached have one
+    assert ctx.out_loc is not None
+    q_norm, k_norm = layer.q_norm, layer.k_norm
+    weights = (q_norm.weight, k_norm.weight) if q_norm is not None and k_norm is not None else None
+    k_cache, v_cache = ctx.kv_cache.k_cache(layer.layer_id), ctx.kv_cache.v_cache(layer.layer_id)
+    eps = q_norm.eps if q_norm is not None else 0.0
+    q = norm_rope_store(heads, layer.num_heads, weights, eps, table, ctx.positions, k_cache, v_cache, ctx.out_loc)
+    return attend_cached(q, layer.layer_id, ctx)
+
+
+def _replace(module: nn.Module, method: str, kernel: Callable[..., Any]) -> None:
+    setattr(module, method, kernel)

@@ -1,0 +1,162 @@
+"""The fast paged backends against the float32 oracle: on a GPU all of them, on a CPU ours in Triton's interpreter."""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton")
+if not torch.cuda.is_available() and "TRITON_INTERPRET" not in os.environ:
+    pytest.skip("needs a GPU, or TRITON_INTERPRET=1 (and NumPy below 2.4)", allow_module_level=True)
+
+from minisgl.attention import create_attention
+from minisgl.attention.hybrid import HybridAttention
+from minisgl.attention.reference import reference_paged_attention
+from minisgl.attention.shape import Shape
+from minisgl.attention.triton_attention import TritonDecode, TritonPrefill
+from minisgl.core.batch import Batch
+from minisgl.core.context import Context
+from minisgl.core.req import Req
+from minisgl.core.sampling_params import SamplingParams
+from minisgl.stage3.page_pool import KVCachePool
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+on_gpu = pytest.mark.skipif(DEVICE.type == "cpu", reason="needs a GPU")
+MIXED = [(99, 100), (16, 17), (0, 1), (0, 70), (48, 53), (160, 161)]  # (cached_len, device_len)
+
+
+def backend(name: str, shape: Shape) -> Any:
+    if DEVICE.type == "cpu":
+        return HybridAttention(TritonPrefill(shape.page_size), TritonDecode(shape.page_size))
+    return create_attention(name, *shape)
+
+
+@dataclass
+class Scene:
+    """Requests whose pages lie anywhere in a pool; what belongs to nobody is `garbage`."""
+
+    batch: Batch
+    lengths: list[tuple[int, int]]
+    table: Tensor
+    pool: KVCachePool
+    shape: Shape
+
+    @classmethod
+    def build(cls, lengths: list[tuple[int, int]], num_decode: int, shape: Shape, garbage: float) -> Scene:
+        size = shape.page_size
+        counts = [-(-device_len // size) for _, device_len in lengths]
+        pages = torch.randperm(sum(counts) + 2).int()
+        pool = KVCachePool(2, len(pages), size, shape.kv_heads, shape.head_dim, shape.dtype, shape.device)
+        for layer_id in range(2):
+            pool.k_cache(layer_id)[: pool.dummy_slot] = garbage
+            pool.v_cache(layer_id)[: pool.dummy_slot] = garbage
+        table = torch.full((len(lengths) + 1, (max(counts) + 1) * size), pool.dummy_slot, dtype=torch.int32)
+        reqs = []
+        for row, ((cached, device), count) in enumerate(zip(lengths, counts, strict=True)):
+            own, pages = pages[:count], pages[count:]
+            table[row, : count * size] = (own[:, None] * size + torch.arange(size)).flatten()
+            slots = table[row, :cached].to(shape.device)
+            for layer_id in range(2):
+                for cache in (pool.k_cache(layer_id), pool.v_cache(layer_id)):
+                    cache[slots] = torch.randn(cached, shape.kv_heads, shape.head_dim).to(cache)
+            params = SamplingParams(max_tokens=8)
+            reqs.append(Req(row, torch.zeros(device, dtype=torch.int32), params, row, cached_len=cached))
+        return cls(Batch(reqs, num_decode), lengths, table.to(shape.device), pool, shape)
+
+    def qkv(self) -> tuple[Tensor, Tensor, Tensor]:
+        s = self.shape
+        heads = torch.randn(self.batch.num_tokens, s.q_heads + 2 * s.kv_heads, s.head_dim).to(s.device, s.dtype)
+        q, k, v = heads.split((s.q_heads, s.kv_heads, s.kv_heads), dim=1)
+        return q.contiguous(), k, v
+
+    def context(self, metadata: object) -> Context:
+        reqs = self.batch.padded_reqs
+        out_loc = torch.cat([self.table[req.table_idx, req.cached_len : req.device_len] for req in reqs])
+        fields: dict[str, Any] = {"input_ids": out_loc, "positions": out_loc, "logits_rows": None, "attention": None}
+        return Context(**fields, kv_cache=self.pool, out_loc=out_loc, attn_metadata=metadata)
+
+    def check(self, attention: Any, metadata: object) -> None:
+        for layer_id in range(2):
+            q, k, v = self.qkv()
+            out = attention.forward(q, k, v, layer_id, self.context(metadata))
+            assert out.shape == q.shape
+            caches = self.pool.k_cache(layer_id).cpu(), self.pool.v_cache(layer_id).cpu()
+            rows = [req.table_idx for req in self.batch.padded_reqs]
+            lengths = [(req.cached_len, req.device_len) for req in self.batch.padded_reqs]
+            expected = reference_paged_attention(q.cpu(), *caches, self.table.cpu(), rows, lengths)
+            error = (out.cpu().float() - expected).norm() / expected.norm()
+            assert error < (1e-5 if self.shape.dtype == torch.float32 else 8e-3), f"layer {layer_id}: {error}"
+
+
+def shapes(page_size: int, dtype: torch.dtype) -> list[Shape]:
+    heads = [(3, 1, 20)] if DEVICE.type == "cpu" else [(16, 8, 128), (32, 8, 128), (9, 3, 64), (6, 2, 20)]
+    if dtype == torch.bfloat16:
+        heads = [each for each in heads if each[2] >= 64]  # FlashInfer's
+    return [Shape(*each, page_size, dtype, DEVICE) for each in heads]
+
+
+CASES = [
+    ("triton", torch.float32),  # the interpreter's bfloat16 products are wrong
+    *(pytest.param(name, torch.bfloat16, marks=[on_gpu, pytest.mark.gpu]) for name in ("triton", "fi", "fi,triton")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "dtype"), CASES)
+@pytest.mark.parametrize("page_size", [4, 16, 64] if DEVICE.type == "cuda" else [4])
+@pytest.mark.parametrize("kind", ["decode", "prefill", "mixed"])
+def test_against_the_oracle(name: str, dtype: torch.dtype, page_size: int, kind: str) -> None:
+    torch.manual_seed(0)
+    lengths = {
+        "decode": [(n - 1, n) for n in (1, 700 if DEVICE.type == "cuda" else 150, 33, 64, 65, 5)],
+        "prefill": [(0, 1), (0, 130), (64, 70), (64, 64 + 65)],
+        "mixed": MIXED,
+    }[kind]
+    garbage = torch.nan if name == "triton" else 100.0  # FlashInfer may read what it weighs with zero
+    for shape in shapes(page_size, dtype):
+        scene = Scene.build(lengths, {"decode": len(lengths), "prefill": 0, "mixed": 3}[kind], shape, garbage)
+        attention = backend(name, shape)
+        scene.check(attention, attention.prepare_metadata(scene.batch, scene.table))
+
+
+@pytest.mark.parametrize(("name", "dtype"), CASES)
+def test_recorded_rows_are_filled_for_each_step(name: str, dtype: torch.dtype) -> None:
+    """Long rows before short ones: nothing of them may be left; the dummy rows of the padding read the dummy page."""
+    torch.manual_seed(0)
+    for shape in shapes(16, dtype):
+        attention = backend(name, shape)
+        recorded = None
+        for lengths in ([(n - 1, n) for n in (150, 90, 4)], [(2, 3)], [(33, 34), (0, 1)]):
+            scene = Scene.build([*lengths, *[(0, 200)] * 2], 3, shape, 100.0)  # the table is as wide in each
+            batch = scene.batch
+            dummy = Req(-1, torch.zeros(1, dtype=torch.int32), SamplingParams(max_tokens=1), len(scene.table) - 1)
+            batch.reqs, batch.num_decode = batch.reqs[: len(lengths)], len(lengths)
+            batch.padded_reqs = batch.reqs + [dummy] * (4 - len(lengths))
+            if recorded is None:
+                attention.init_capture_graph(4, scene.table)
+                recorded = attention.prepare_for_capture(Batch([dummy] * 4, num_decode=4))
+            batch.attn_metadata = attention.prepare_metadata(batch, scene.table)
+            scene.table[: len(lengths)] = -1 if DEVICE.type == "cpu" else scene.table[: len(lengths)]
+            attention.prepare_for_replay(batch)
+            q = torch.randn(4, shape.q_heads, shape.head_dim).to(shape.device, shape.dtype)
+            eager = attention.decode.attend(q, 0, scene.pool, batch.attn_metadata.decode)
+            replayed = attention.decode.attend(q, 0, scene.pool, recorded.decode)
+            n = len(lengths)
+            torch.testing.assert_close(replayed[:n], eager[:n], atol=1e-2, rtol=1e-2)
+            assert torch.isfinite(replayed).all()
+
+
+@on_gpu
+@pytest.mark.gpu
+def test_auto_falls_back_and_says_why(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    with caplog.at_level(logging.INFO, "minisgl"):
+        create_attention("auto", 16, 8, 128, 16, torch.bfloat16, DEVICE)
+        create_attention("auto", 16, 8, 128, 16, torch.float32, DEVICE)
+    first, second = [r.getMessage() for r in caplog.records if r.getMessage().startswith("attention: prefill")]
+    assert "FlashInfer" in first
+    assert "FlashInfer" not in second, "it has no float32 kernels"
