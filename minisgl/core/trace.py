@@ -80,6 +80,14 @@ class Tracer:
         if self.enabled:
             self._write(Event(name, "e", self.now(), ASYNC_TRACK, uid, args))
 
+    def phase(self, before: str | None, after: str | None, uid: int) -> None:
+        """A request leaves one phase and enters the next: queued, prefill, decode. None: it was or is not there."""
+        if self.enabled:
+            if before:
+                self.end(before, uid)
+            if after:
+                self.begin(after, uid)
+
     def counter(self, name: str, **values: float) -> None:
         """Values from now on, drawn stacked: `counter("pages", free=3, used=5)`."""
         if self.enabled:

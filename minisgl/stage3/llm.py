@@ -34,6 +34,7 @@ class LLM(BaseLLM):
             reqs = [_new_req(request, row) for row, request in enumerate(group)]
             try:
                 for req in reqs:  # prefill, each prompt by itself
+                    self.tracer.phase(None, "prefill", req.uid)
                     yield from self._step([req], num_decode=0)
                 while running := [req for req in reqs if req.finish_reason is None]:
                     yield from self._step(running, num_decode=len(running))
@@ -59,7 +60,10 @@ class LLM(BaseLLM):
 
     def _commit(self, req: Req, token_id: int) -> TokenOutput:
         req.append_host(token_id, self.tokenizer.eos_ids)
+        if req.output_len == 1:
+            self.tracer.phase("prefill", "decode", req.uid)
         if req.finish_reason:
+            self.tracer.phase("decode", None, req.uid)
             self._free(req)
         return TokenOutput(req.uid, token_id, req.finish_reason, cached_tokens=0)
 

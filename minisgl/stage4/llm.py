@@ -38,6 +38,7 @@ class LLM(BaseLLM):
             try:
                 while waiting and (req := self._admit(waiting[0], reqs)):  # prefill, each prompt by itself
                     reqs.append(req)
+                    self.tracer.phase(None, "prefill", req.uid)
                     waiting.popleft()
                     yield from self._step([req], num_decode=0)
                 while running := [req for req in reqs if req.finish_reason is None]:
@@ -64,6 +65,10 @@ class LLM(BaseLLM):
     def _commit(self, req: Req, token_id: int) -> TokenOutput:
         req.complete_one()
         req.append_host(token_id, self.tokenizer.eos_ids)
+        if req.output_len == 1:
+            self.tracer.phase("prefill", "decode", req.uid)
+        if req.finish_reason:
+            self.tracer.phase("decode", None, req.uid)
         if req.finish_reason or req.output_len == 1:
             self.manager.cache_req(req, finished=req.finish_reason is not None)
         return TokenOutput(req.uid, token_id, req.finish_reason, req.cached_tokens)
