@@ -95,9 +95,10 @@ def bubbles(llm_class: Any, options: dict[str, Any], load: Workload) -> float:
         file = Path(folder) / "trace.json"
         with llm_class(**options, trace=str(file)) as llm:
             llm.generate(load.prompts(), SamplingParams(max_tokens=32, ignore_eos=True))
-        steps = [event for event in read_events(file) if event.name == "forward" and event.track == "engine"][1:]
-    span = steps[-1].ts + steps[-1].duration - steps[0].ts
-    return 100 * (1 - sum(step.duration for step in steps) / span)
+        events = [event for event in read_events(file) if event.name == "forward" and event.track == "engine"]
+    steps = [(event.ts, event.ts + (event.duration or 0)) for event in events[1:]]  # the first pays for warm-up
+    busy = sum(end - start for start, end in steps)
+    return 100 * (1 - busy / (steps[-1][1] - steps[0][0]))
 
 
 if __name__ == "__main__":
