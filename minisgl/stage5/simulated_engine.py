@@ -7,7 +7,6 @@ alone decide when a request ends. After Vidur (Agrawal et al. 2024), but with th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, cast
 
@@ -65,8 +64,7 @@ class VirtualTracer(Tracer):
         return self.clock.now
 
 
-@dataclass(frozen=True)
-class VirtualEvent:
+class VirtualEvent(NamedTuple):
     """Waiting for it takes no time but the clock's."""
 
     clock: VirtualClock

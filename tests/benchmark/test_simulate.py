@@ -197,7 +197,7 @@ def test_percentiles_by_hand() -> None:
     times = [np.array(row) * 10**6 for row in ([0, 10, 0], [20, 50, 0], [60, 50, 0])]
     for row in times:
         row[2] = NEVER
-    steps = [step_of(5, 20, (0,)), step_of(20, 30, (1,)), step_of(40, 60, ())]
+    steps = [step_of(5, 20, (0,)), step_of(20, 30, (0, 1)), step_of(40, 60, ())]  # 0 in two chunks
     gaps = np.array([10, 30]) * 10**6
     result = Result(arrivals, *times, np.array([4, 0, 0]), gaps, steps, {"pages_total": 9, "retracted": 2}, 4)
     figures = command.summary(result)
@@ -213,6 +213,11 @@ def test_percentiles_by_hand() -> None:
 
 def step_of(start: int, end: int, extended: tuple[int, ...]) -> Step:
     return Step(start * 10**6, end * 10**6, StepShape(1, 8), extended)
+
+
+def test_most_at_once() -> None:
+    """A span that begins where another ends does not meet it."""
+    assert command.most_at_once(np.array([0, 5, 5, 9]), np.array([5, 9, 7, 12])) == 2
 
 
 def test_what_can_never_fit_is_refused_and_the_rest_served() -> None:
