@@ -65,7 +65,10 @@ def main(args: argparse.Namespace) -> None:
     memory, folder = free_memory(torch.device("cpu")), resolve_model(args.model)
     model = ModelConfig.from_folder(folder)
     config = SchedulerConfig(dtype=args.dtype, device="cpu", threads=args.threads, num_pages=512, cache="naive")
-    engine = MeasuredEngine(config, folder, model, 2048)
+    longest = max(length for _, length in CASES) + TOKENS
+    if longest > model.max_position:
+        raise ValueError(f"--model {args.model} has {model.max_position} positions, and {longest} are measured")
+    engine = MeasuredEngine(config, folder, model, longest)
     scheduler = Scheduler(config, engine, frozenset(), Tracer(None))
     steps = fastest([measure(scheduler, engine) for _ in range(REPEATS)])
     name = f"{machine()}, {args.threads} threads"
@@ -81,7 +84,7 @@ def measure(scheduler: Scheduler, engine: MeasuredEngine) -> list[Measured]:
     params = SamplingParams(max_tokens=TOKENS, ignore_eos=True)
     for requests, length in CASES:
         for uid in range(requests):
-            scheduler.add(uid, list(range(100, 100 + length)), params)
+            scheduler.add(uid, [0] * length, params)
         while scheduler.has_work:
             start = time.perf_counter()
             forward_input = scheduler.schedule()

@@ -10,10 +10,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tiny_model import make_tiny_model
 
+from minisgl.benchmark import fit_device
 from minisgl.benchmark import simulate as command
+from minisgl.benchmark.__main__ import main
 from minisgl.benchmark.arrivals import TURNS, WORKLOADS, Arrival, Load, Segment
-from minisgl.benchmark.fit_device import Measured, errors, fit
+from minisgl.benchmark.fit_device import CASES, TOKENS, Measured, errors, fit
 from minisgl.benchmark.simulation import NEVER, Result, simulate
 from minisgl.benchmark.trace_file import read_trace
 from minisgl.core.trace import read_events
@@ -270,6 +273,29 @@ def test_a_fit_finds_the_device_that_made_the_times() -> None:
     assert errors(steps, CostModel(MODEL, found))["max"] < 1e-3
     for name in ("flops", "bandwidth", "layer_s", "host_step_s", "host_request_s"):
         assert getattr(found, name) == pytest.approx(getattr(true, name), rel=1e-2), name
+
+
+def test_this_machine_measured_and_simulated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The commands, one after the other, on a model of a few kilobytes."""
+    folder, out = str(make_tiny_model(tmp_path, max_position_embeddings=2048)), tmp_path / "fit.json"
+    assert main(["fit-device", "--model", folder, "--dtype", "float32", "--out", str(out)]) == 0
+    found = json.loads(out.read_text())
+    sizes = [step["num_decode"] + len(step["extends"]) for step in found["steps"]]
+    assert sizes == [requests for requests, _ in CASES for _ in range(TOKENS)]
+    assert sum(end for s in found["steps"] for _, end in s["extends"]) == sum(n * length for n, length in CASES)
+    assert all(step["host_s"] > 0 and step["device_s"] > 0 for step in found["steps"])
+    device = Device.from_file(out)
+    assert device.layer_s + 1 / device.flops + 1 / device.bandwidth > 0
+    capsys.readouterr()
+    words = ["simulate", "--device", f"cpu:{out}", "--model-config", folder, "--requests", "20", "--prompt-len", "50"]
+    assert main([*words, "--json"]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert (figures["requests"], figures["refused"]) == (20, 0)
+    assert 0 < figures["ms"]["TTFT"]["p50"] <= figures["ms"]["TTFT"]["max"] <= figures["ms"]["E2E"]["max"]
+    assert main([*words, "--max-running-requests", "2"]) == 0
+    assert "requests a step" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="has 512 positions, and 1028 are measured"):
+        fit_device.main(argparse.Namespace(model=str(make_tiny_model(tmp_path / "short")), dtype="float32", threads=1))
 
 
 @pytest.mark.parametrize(
