@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple, cast
 
@@ -52,7 +51,8 @@ class ArrivalInbox:
         while self._waiting and self._waiting[0][0] <= self.clock.now:
             time, uid, arrival = heapq.heappop(self._waiting)
             self.arrived[uid] = time
-            requests.append(Request(uid, arrival.prompt_ids(), _params(arrival.output_len)))
+            params = SamplingParams(max_tokens=arrival.output_len, ignore_eos=True)  # lengths decide, not tokens
+            requests.append(Request(uid, arrival.prompt_ids(), params))
         return [AddRequests(requests)] if requests else []
 
     def ended(self, uid: int) -> None:
@@ -62,11 +62,6 @@ class ArrivalInbox:
 
     def _expect(self, arrival: Arrival, time: int) -> None:
         heapq.heappush(self._waiting, (time, arrival.uid, arrival))
-
-
-@lru_cache(maxsize=4096)
-def _params(output_len: int) -> SamplingParams:
-    return SamplingParams(max_tokens=output_len, ignore_eos=True)
 
 
 class SimulatedStream:
