@@ -7,6 +7,7 @@ from torch import Tensor
 
 from minisgl.core.batch import Batch
 from minisgl.core.context import Context
+from minisgl.learn import exercise
 
 
 class RecomputeAttention:
@@ -18,6 +19,7 @@ class RecomputeAttention:
     def forward(self, q: Tensor, k: Tensor, v: Tensor, layer_id: int, ctx: Context) -> Tensor:
         return self.attend(q, k, v)
 
+    @exercise("1.3")
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Grouped-query attention (arXiv 2305.13245), causal: softmax(q kᵀ / √head_dim) v.
 

@@ -10,18 +10,30 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from minisgl.kernel.triton_runs import launches_early
 
 _PROGRAMS = 528  # four for each of a large GPU's processors
 _MOST_SPLITS = 64
 
 
 def decode(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, pages: Tensor, lengths: Tensor, page_size: int, splits: int
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    pages: Tensor,
+    lengths: Tensor,
+    page_size: int,
+    splits: int,
+    keys: int = 32,
+    warps: int = 4,
+    stages: int = 3,
 ) -> Tensor:
     """q: [rows, q_heads, head_dim]; k_cache, v_cache: [slots, kv_heads, head_dim]; pages: int32 [rows, most pages];
     lengths: int32 [rows], tokens of each row in the cache. splits: from `decode_splits`. Returns q's shape."""
     rows, q_heads, dim = q.shape
-    kv_heads = k_cache.shape[1]
+    kv_heads, pdl = k_cache.shape[1], launches_early(q.device)
     group = q_heads // kv_heads
     partial = torch.empty((rows, q_heads, splits, dim), dtype=torch.float32, device=q.device)
     logsumexp = torch.empty((rows, q_heads, splits), dtype=torch.float32, device=q.device)
@@ -29,10 +41,12 @@ def decode(
     _decode_part[(rows, kv_heads, splits)](
         q, k_cache, v_cache, pages, lengths, partial, logsumexp, dim**-0.5 * 1.4426950408889634,
         q.stride(0), q.stride(1), k_cache.stride(0), pages.stride(0), kv_heads, dim,
-        page_size, group, block_heads, block_dim, 32, splits, num_warps=4, num_stages=3,
+        page_size, group, block_heads, block_dim, keys, splits, pdl, num_warps=warps, num_stages=stages, launch_pdl=pdl,
     )  # fmt: skip
     out = torch.empty((rows, q_heads, dim), dtype=q.dtype, device=q.device)
-    _add_parts[(rows, q_heads)](partial, logsumexp, out, dim, splits, triton.next_power_of_2(splits), block_dim)
+    _add_parts[(rows, q_heads)](
+        partial, logsumexp, out, dim, splits, triton.next_power_of_2(splits), block_dim, pdl, launch_pdl=pdl
+    )
     return out
 
 
@@ -70,10 +84,13 @@ def _decode_part(
     q, k_cache, v_cache, pages, lengths, partial, logsumexp, scale,
     q_row, q_head, slot_size, pages_row, kv_heads, dim,
     PAGE: tl.constexpr, GROUP: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, KEYS: tl.constexpr,
-    SPLITS: tl.constexpr,
+    SPLITS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """The query heads of one KV head of one row, over one part of the row's keys."""
     row, kv_head, split = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
     length = tl.load(lengths + row)
     each = tl.cdiv(tl.cdiv(length, SPLITS), KEYS) * KEYS
     start, end = split * each, tl.minimum(split * each + each, length)
@@ -86,8 +103,13 @@ def _decode_part(
     out = tl.zeros([HEADS, DIM], tl.float32)
     for first in range(start, end, KEYS):
         key = first + tl.arange(0, KEYS)
-        page = tl.load(pages + row * pages_row + key // PAGE, mask=key < end, other=0).to(tl.int64)
-        place = (page * PAGE + key % PAGE)[:, None] * slot_size + kv_head * dim + column[None, :]
+        if PAGE % KEYS == 0:  # all on one page
+            page = tl.load(pages + row * pages_row + first // PAGE).to(tl.int64)
+            slot = page * PAGE + first % PAGE + tl.arange(0, KEYS)
+        else:
+            page = tl.load(pages + row * pages_row + key // PAGE, mask=key < end, other=0).to(tl.int64)
+            slot = page * PAGE + key % PAGE
+        place = slot[:, None] * slot_size + kv_head * dim + column[None, :]
         there = (key < end)[:, None] & (column < dim)[None, :]
         keys = tl.load(k_cache + place, mask=there, other=0)  # [KEYS, DIM]
         scores = tl.dot(queries, tl.trans(keys), input_precision="ieee") * scale  # base 2
@@ -106,7 +128,12 @@ def _decode_part(
 
 
 @triton.jit
-def _add_parts(partial, logsumexp, out, dim, splits, SPLITS: tl.constexpr, DIM: tl.constexpr):
+def _add_parts(
+    partial, logsumexp, out, dim, splits, SPLITS: tl.constexpr, DIM: tl.constexpr, PDL: tl.constexpr
+):  # fmt: skip
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
     row = tl.program_id(0).to(tl.int64) * tl.num_programs(1) + tl.program_id(1)
     split, column = tl.arange(0, SPLITS), tl.arange(0, DIM)
     weight = tl.load(logsumexp + row * splits + split, mask=split < splits, other=float("-inf"))

@@ -9,13 +9,16 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from minisgl.kernel.triton_runs import launches_early
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """As `RMSNorm.forward`. x: [..., size], of which the rows may lie apart but not their elements."""
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     rows = x.reshape(-1, x.shape[-1])  # [rows, size]
-    _norm[(len(rows),)](rows, rows, weight, out, out, rows.stride(0), eps, rows.shape[1], False, *_block(rows.shape[1]))
+    _launch_norm(rows, None, weight, out, out, eps)
     return out
 
 
@@ -23,9 +26,8 @@ def add_rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float)
     """As `RMSNormFused.forward`. x and residual: [tokens, size], contiguous."""
     if residual is None:
         return rms_norm(x, weight, eps), x
-    size = x.shape[1]
     out, total = torch.empty_like(x), torch.empty_like(x)
-    _norm[(len(x),)](x, residual, weight, out, total, size, eps, size, True, *_block(size))
+    _launch_norm(x, residual, weight, out, total, eps)
     return out, total
 
 
@@ -33,19 +35,30 @@ def silu_and_mul(gate_up: Tensor) -> Tensor:
     """As `SiluAndMul.forward`. gate_up: [tokens, 2 × size], contiguous."""
     tokens, size = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty((tokens, size), dtype=gate_up.dtype, device=gate_up.device)
-    _silu_and_mul[(tokens, triton.cdiv(size, 1024))](gate_up, out, size, 1024)
+    pdl = launches_early(gate_up.device)
+    _silu_and_mul[(tokens, triton.cdiv(size, 1024))](gate_up, out, size, 1024, pdl, launch_pdl=pdl)
     return out
 
 
-def _block(size: int) -> tuple[int]:
-    return (triton.next_power_of_2(size),)
+def _launch_norm(x: Tensor, residual: Tensor | None, weight: Tensor, out: Tensor, total: Tensor, eps: float) -> None:
+    size, pdl = x.shape[1], launches_early(x.device)
+    adds, block = residual is not None, triton.next_power_of_2(size)
+    _norm[(len(x),)](
+        x, residual if adds else x, weight, out, total, x.stride(0), eps, size, adds, block, pdl, launch_pdl=pdl
+    )  # fmt: skip
 
 
 @triton.jit
-def _norm(x, residual, weight, out, total, x_stride, eps, size, ADD: tl.constexpr, BLOCK: tl.constexpr):
+def _norm(
+    x, residual, weight, out, total, x_stride, eps, size, ADD: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside = column < size
+    factor = tl.load(weight + column, mask=inside, other=0).to(tl.float32)
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
     value = tl.load(x + row * x_stride + column, mask=inside, other=0).to(tl.float32)
     if ADD:
         value += tl.load(residual + row * size + column, mask=inside, other=0).to(tl.float32)
@@ -53,12 +66,14 @@ def _norm(x, residual, weight, out, total, x_stride, eps, size, ADD: tl.constexp
         tl.store(total + row * size + column, value, mask=inside)
     scale = tl.rsqrt(tl.sum(value * value) / size + eps)
     normed = (value * scale).to(out.dtype.element_ty).to(tl.float32)
-    normed *= tl.load(weight + column, mask=inside, other=0).to(tl.float32)
-    tl.store(out + row * size + column, normed, mask=inside)
+    tl.store(out + row * size + column, normed * factor, mask=inside)
 
 
 @triton.jit
-def _silu_and_mul(gate_up, out, size, BLOCK: tl.constexpr):
+def _silu_and_mul(gate_up, out, size, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < size

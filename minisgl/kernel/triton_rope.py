@@ -10,6 +10,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from minisgl.kernel.triton_runs import launches_early
 
 
 def norm_rope_store(
@@ -30,11 +33,11 @@ def norm_rope_store(
     q = torch.empty((tokens, num_q_heads, head_dim), dtype=heads.dtype, device=heads.device)
     q_weight, k_weight = weights or (table, table)  # not read without a norm
     half = triton.next_power_of_2(head_dim // 2)
-    heads_each = 4
+    heads_each, pdl = 4, launches_early(heads.device)
     grid = (tokens, triton.cdiv(num_heads, heads_each))
     _norm_rope_store[grid](
         heads, q, q_weight, k_weight, eps, table, positions, k_cache, v_cache, out_loc, num_q_heads, k_cache.shape[1],
-        head_dim // 2, weights is not None, heads_each, half, num_warps=2,
+        head_dim // 2, weights is not None, heads_each, half, pdl, num_warps=2, launch_pdl=pdl,
     )  # fmt: skip
     return q
 
@@ -42,8 +45,11 @@ def norm_rope_store(
 @triton.jit
 def _norm_rope_store(
     heads, q_out, q_weight, k_weight, eps, table, positions, k_cache, v_cache, out_loc, q_heads, kv_heads,
-    half_dim, NORM: tl.constexpr, HEADS: tl.constexpr, HALF: tl.constexpr,
+    half_dim, NORM: tl.constexpr, HEADS: tl.constexpr, HALF: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)[:, None]  # [HEADS, 1]
     pair = tl.arange(0, HALF)[None, :]  # [1, HALF]

@@ -15,8 +15,10 @@ from torch import Tensor, nn
 
 from minisgl.core.context import Context
 from minisgl.core.protocols import AttentionBackend
+from minisgl.kernel.linear import linear
 from minisgl.kernel.triton_runs import triton_runs
 from minisgl.layers.activation import SiluAndMul
+from minisgl.layers.linear import LocalLinear
 from minisgl.layers.norm import RMSNorm, RMSNormFused
 from minisgl.models.blocks import CausalLM, RopeAttention
 
@@ -35,6 +37,8 @@ def fuse(model: CausalLM, attention: AttentionBackend, device: torch.device) -> 
     for module in model.modules():
         if type(module) in kernels:
             _replace(module, "forward", partial(kernels[type(module)], module))
+        elif isinstance(module, LocalLinear):
+            _replace(module, "product", partial(_product, module))
     attend_cached = getattr(attention, "attend_cached", None)
     if attend_cached is not None:
         rotary = model.model.rotary_emb
@@ -59,6 +63,12 @@ def _attend(
     eps = q_norm.eps if q_norm is not None else 0.0
     q = norm_rope_store(heads, layer.num_heads, weights, eps, table, ctx.positions, k_cache, v_cache, ctx.out_loc)
     return attend_cached(q, layer.layer_id, ctx)
+
+
+def _product(layer: LocalLinear, x: Tensor, bias: Tensor | None) -> Tensor:
+    from minisgl.kernel.triton_linear import gemv
+
+    return gemv(x, layer.weight) if len(x) == 1 and bias is None else linear(x, layer.weight, bias)
 
 
 def _replace(module: nn.Module, method: str, kernel: Callable[..., Any]) -> None:

@@ -53,7 +53,8 @@ class GraphRunner:
         self._positions = torch.zeros(largest, dtype=torch.int64, device=device)
         self._out_loc = torch.full((largest,), engine.pool.dummy_slot, dtype=torch.int32, device=device)
         attention.init_capture_graph(largest, engine.table.device)
-        self._logits = torch.empty(largest, engine.model_config.vocab_size, dtype=engine.dtype, device=device)
+        self._model = engine.model
+        self._hidden = torch.empty(largest, engine.model_config.hidden_size, dtype=engine.dtype, device=device)
         self._replays: dict[int, Replay] = {}
         start = told = time.perf_counter()
         for size in sizes:
@@ -73,14 +74,15 @@ class GraphRunner:
         return batch.phase == "decode" and batch.padded_size in self._replays
 
     def replay(self, batch: Batch) -> Tensor:
-        """Logits [padded_reqs, vocab]: a buffer, which the next replay writes."""
+        """Logits [reqs, vocab]. The head stands outside the graph: it is one kernel, and its output, the only large one
+        of a step, then needs no memory of its own in each graph, nor a copy out of it."""
         size = batch.padded_size
         self._input_ids[:size] = batch.input_ids
         self._positions[:size] = batch.positions
         self._out_loc[:size] = batch.out_loc
         self._attention.prepare_for_replay(batch)
         self._replays[size]()
-        return self._logits[:size]
+        return self._model.lm_head(self._hidden[: batch.size])
 
     def _recorded(self, engine: RankEngine, size: int) -> Replay:
         batch = Batch([engine.dummy_req] * size, num_decode=size)
@@ -90,7 +92,7 @@ class GraphRunner:
         context = engine.context(batch)
 
         def run() -> None:
-            self._logits[:size] = engine.model(context)
+            self._hidden[:size] = engine.model.model(context)
 
         return run
 

@@ -42,7 +42,7 @@ MIXED_PARAMS = [
 
 @pytest.fixture(scope="module", params=list(HEADS))
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("tiny"), **HEADS[request.param], initializer_range=0.05)
+    return make_tiny_model(tmp_path_factory.mktemp("tiny"), **HEADS[request.param])
 
 
 def prompts() -> list[list[int]]:

@@ -138,7 +138,7 @@ def test_padded_graphs_give_the_tokens_of_eager_steps(engine: GraphEngine) -> No
 
 def test_graph_inputs_never_move(engine: GraphEngine) -> None:
     seen: set[tuple[int, ...]] = set()
-    forward = engine.model.forward
+    forward = engine.model.model.forward
 
     def listen(context: Context) -> Tensor:
         assert context.out_loc is not None
@@ -146,7 +146,7 @@ def test_graph_inputs_never_move(engine: GraphEngine) -> None:
             seen.add(tuple(x.data_ptr() for x in (context.input_ids, context.positions, context.out_loc)))
         return forward(context)
 
-    engine.model.forward = listen
+    engine.model.model.forward = listen
     assert isinstance(engine.attention, FixedShapeAttention)
     engine.graphs = GraphRunner(engine, engine.attention, graph_sizes(4), Recorder())
     generate(engine, 3)
