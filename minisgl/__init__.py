@@ -5,10 +5,16 @@ nothing, and so that running an early stage never loads a later one.
 """
 
 import importlib
+import os
 from typing import Any
 
 __version__ = "0.1.0"
 __all__ = ["LLM", "SamplingParams", "__version__"]
+
+if "MINISGL_MINE" in os.environ:  # a learner's methods go in the place of the package's, in every process
+    from minisgl.learn.install import follow
+
+    follow()
 
 _LAZY = {"LLM": "minisgl.stage7.llm", "SamplingParams": "minisgl.core.sampling_params"}
 

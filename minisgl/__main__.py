@@ -13,6 +13,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         from minisgl import where  # only what is asked for is loaded
 
         return where.main(arguments[1:])
+    if arguments[:1] and arguments[0] in ("start", "check", "hint", "diff", "progress"):
+        from minisgl.learn.commands import main as learn
+
+        return learn(arguments)
     from minisgl.stage8.serve import main as serve
 
     return serve(arguments, "minisgl")

@@ -13,7 +13,7 @@ import sys
 import time
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from typing import Any, NoReturn
 
@@ -48,6 +48,7 @@ def main(llm_class: type[BaseLLM], argv: Sequence[str] | None = None) -> int:
     parser = Parser(prog=prog, formatter_class=argparse.ArgumentDefaultsHelpFormatter, allow_abbrev=False)
     add_config_arguments(parser, llm_class.config_class)
     add_prompt_arguments(parser)
+    add_mine_argument(parser)
     args = parser.parse_args(argv)
     try:
         options = config_options(llm_class.config_class, args)
@@ -57,7 +58,7 @@ def main(llm_class: type[BaseLLM], argv: Sequence[str] | None = None) -> int:
             raise ValueError("give at least one --prompt")
     except ValueError as error:
         parser.error(str(error))
-    return run_prompts(llm_class, options, args, params)
+    return with_mine(args.mine, lambda: run_prompts(llm_class, options, args, params))
 
 
 def add_config_arguments(parser: argparse.ArgumentParser, config_class: type[Config]) -> None:
@@ -87,9 +88,30 @@ def add_prompt_arguments(parser: argparse.ArgumentParser) -> None:
         group.add_argument(flag(name), type=kind, default=getattr(defaults, name), help=help_text)
 
 
+def add_mine_argument(parser: argparse.ArgumentParser) -> None:
+    help_text = "run with your own code of these chapters, such as 3 or 3,4 or all; the fused kernels are off then"
+    parser.add_argument("--mine", metavar="N", help=help_text)
+
+
 def config_options(config_class: type[ConfigT], args: argparse.Namespace) -> dict[str, Any]:
     names = [field.name for field in dataclasses.fields(config_class) if field.name != "seed"]
-    return {name: getattr(args, name) for name in names}
+    options = {name: getattr(args, name) for name in names}
+    if getattr(args, "mine", None) is not None and "disable_fusion" in options:
+        options["disable_fusion"] = True  # they would go past the methods of the layers
+        options["attn"] = "torch" if options["attn"] == "auto" else options["attn"]
+    return options
+
+
+def with_mine(mine: str | None, work: Callable[[], int]) -> int:
+    """Work with the learner's code of the chapters in `mine`, if any, and say how often it was called."""
+    if mine is None:
+        return work()
+    from minisgl.learn.serving import run_with  # only for those who learn
+
+    try:
+        return run_with(mine, work)
+    except ValueError as error:
+        fail(str(error))
 
 
 def sampling_params(args: argparse.Namespace) -> SamplingParams:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from minisgl.learn import exercise
+
 if TYPE_CHECKING:
     from minisgl.models.rope_config import RopeConfig
 
@@ -18,6 +20,7 @@ class Rotation(NamedTuple):
     cos: Tensor
     signed_sin: Tensor  # -sin for the first half of a head, sin for the second
 
+    @exercise("1.2")
     def apply(self, x: Tensor) -> Tensor:
         """Turn every head of x, [tokens, heads, head_dim].
 

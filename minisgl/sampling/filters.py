@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from minisgl.learn import exercise
 from minisgl.sampling.args import BatchSamplingArgs
 
 _FIRST_TRIES = (256, 4096)  # a nucleus is mostly small, and a full sort takes a CPU 20 times as long as the first try
@@ -31,6 +32,7 @@ class TokenFilters:
             floor = torch.maximum(floor, self.min_p_threshold(scores, args.min_p))
         return scores.masked_fill_(scores < floor, -torch.inf)
 
+    @exercise("1.4")
     def top_k_threshold(self, ranked: Tensor, top_k: Tensor) -> Tensor:
         """The top_k-th highest score (arXiv 1805.04833); -inf for a row whose top_k is more than n.
 
@@ -40,6 +42,7 @@ class TokenFilters:
         kth = ranked.gather(1, top_k.clamp(max=n)[:, None] - 1)  # [rows, 1]
         return kth.masked_fill(top_k[:, None] > n, -torch.inf)
 
+    @exercise("1.4")
     def top_p_threshold(self, ranked: Tensor, log_total: Tensor, top_p: Tensor) -> Tensor:
         """The lowest score of the nucleus (arXiv 1904.09751), the fewest of the highest that hold top_p of the mass:
         a token stays if those above it hold less than top_p, so the first always does. top_p 1 keeps all.

@@ -14,6 +14,7 @@ from minisgl.core.outputs import TokenOutput
 from minisgl.core.req import Req
 from minisgl.core.threads import set_threads
 from minisgl.kernel.device import resolve_device, resolve_dtype
+from minisgl.learn import exercise
 from minisgl.models.load import load_model
 from minisgl.sampling.sampler import Sampler
 
@@ -29,8 +30,14 @@ class LLM(BaseLLM):
         self.attention = RecomputeAttention()
         self.sampler = Sampler(self.model_config.vocab_size, self.device)
 
+    @exercise("1.5")
     def _run(self, requests: list[Request]) -> Generator[TokenOutput, None, None]:
-        """One request after the other, one token after the other."""
+        """One request after the other, one token after the other. Each token is yielded as soon as it is there, as a
+        TokenOutput with the request's uid, its finish_reason so far, and no cached tokens.
+
+        A Req is made of each request, in row 0. While it has no finish_reason, `_next_token` gives the token after all
+        that it holds; `append_host` notes it, and says whether it is the last; `device_len` counts it.
+        """
         for request in requests:
             ids = torch.tensor(request.prompt_ids, dtype=torch.int32)
             req = Req(request.uid, ids, request.sampling_params, table_idx=0)

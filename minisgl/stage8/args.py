@@ -5,7 +5,14 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from minisgl.core.cli import Parser, add_config_arguments, add_prompt_arguments, config_options, sampling_params
+from minisgl.core.cli import (
+    Parser,
+    add_config_arguments,
+    add_mine_argument,
+    add_prompt_arguments,
+    config_options,
+    sampling_params,
+)
 from minisgl.core.config import make_config
 from minisgl.stage8.server_config import ServerConfig
 
@@ -27,6 +34,7 @@ def parse(argv: Sequence[str] | None, prog: str) -> tuple[ServerConfig, argparse
     parser = Parser(prog=prog, formatter_class=_Formatter, epilog=PROCESSES, allow_abbrev=False)
     add_config_arguments(parser, ServerConfig)
     add_prompt_arguments(parser)
+    add_mine_argument(parser)
     args = parser.parse_args(argv)
     try:
         sampling_params(args)

@@ -6,6 +6,7 @@ is not ready. The first signal drains (no new requests, open ones may finish), t
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import contextlib
 import dataclasses
@@ -17,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from minisgl.core.cli import config_options, fail, run_prompts, sampling_params
+from minisgl.core.cli import config_options, fail, run_prompts, sampling_params, with_mine
 from minisgl.core.llm import check_max_seq_len
 from minisgl.core.trace import Tracer, merge
 from minisgl.models.config import ModelConfig
@@ -41,6 +42,10 @@ SECONDS_TO_TELL = 1.0  # that the engine died: /health and open streams say it b
 def main(argv: Sequence[str] | None = None, prog: str = "python -m minisgl.stage8") -> int:
     """Returns the exit status: 2 for what the user can mend, 1 for a port in use or a process that died."""
     config, args = parse(argv, prog)
+    return with_mine(args.mine, lambda: _main(config, args))
+
+
+def _main(config: ServerConfig, args: argparse.Namespace) -> int:
     if args.prompt:
         from minisgl.stage8.llm import LLM
 
