@@ -8,6 +8,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from minisgl.core.batch import Batch
 from minisgl.core.context import Context
+from minisgl.learn import exercise
 
 
 class ContiguousAttention:
@@ -23,8 +24,9 @@ class ContiguousAttention:
         length = int(ctx.positions[-1]) + 1
         return self.attend(q, ctx.kv_cache.k_cache(layer_id)[:length], ctx.kv_cache.v_cache(layer_id)[:length])
 
+    @exercise("2.2")
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """The queries are the last n of the m tokens of one sequence. Returns q's shape.
+        """Grouped-query attention, causal: the queries are the last n of the m tokens of one sequence. Returns q's shape.
 
         q: [n, q_heads, head_dim]; k, v: [m, kv_heads, head_dim], m >= n.
         """
@@ -40,6 +42,7 @@ class ContiguousAttention:
         out = scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=True)
         return out[0].transpose(0, 1)
 
+    @exercise("2.2")
     def causal_mask(self, n: int, m: int, device: torch.device) -> Tensor:
         """bool [n, m], true where query i, which is token m - n + i, may look at key j: j <= m - n + i."""
         return torch.ones(n, m, dtype=torch.bool, device=device).tril(m - n)

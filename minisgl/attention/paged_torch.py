@@ -17,6 +17,7 @@ from minisgl.core.context import Context
 from minisgl.core.protocols import KVCache
 from minisgl.core.req import Req
 from minisgl.kernel.device import device_tensor, to_device
+from minisgl.learn import exercise
 
 _CALL_COST = 2048  # slots that can be read in the time one more call takes (30 layers of SmolLM2, Zen 4)
 
@@ -101,6 +102,7 @@ class PagedTorchAttention(ContiguousAttention):
             outs.append(self.attend(q[s.start : s.end], keys, values))
         return outs[0] if len(outs) == 1 else torch.cat(outs)
 
+    @exercise("3.5")
     def gather(self, cache: Tensor, pages: Tensor, out: Tensor | None = None) -> Tensor:
         """The contents of some pages, in their order, as one sequence: [pages * page_size, kv_heads, head_dim].
 

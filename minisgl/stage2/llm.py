@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Generator
 
 import torch
@@ -13,9 +14,12 @@ from minisgl.core.outputs import TokenOutput
 from minisgl.core.req import Req
 from minisgl.core.threads import set_threads
 from minisgl.kernel.device import resolve_device, resolve_dtype
+from minisgl.learn import exercise
 from minisgl.models.load import load_model
 from minisgl.sampling.sampler import Sampler
 from minisgl.stage2.contiguous_cache import ContiguousCache
+
+log = logging.getLogger("minisgl")
 
 
 class LLM(BaseLLM):
@@ -28,6 +32,8 @@ class LLM(BaseLLM):
         )
         self.attention = ContiguousAttention()
         self.cache = ContiguousCache(self.model_config, self.max_seq_len, dtype, self.device)
+        each = self.cache.bytes_per_token(self.model_config, dtype)
+        log.info("KV cache: %d tokens of %d bytes, %.2f GiB", self.max_seq_len, each, self.max_seq_len * each / 2**30)
         self.sampler = Sampler(self.model_config.vocab_size, self.device)
 
     def _run(self, requests: list[Request]) -> Generator[TokenOutput, None, None]:
@@ -48,8 +54,10 @@ class LLM(BaseLLM):
         logits = self.model(self._context(req))  # [1, vocab]
         return int(self.sampler.sample(logits, self.sampler.prepare([req])))
 
+    @exercise("2.3")
     def _context(self, req: Req) -> Context:
-        """Only what is not cached: positions start at cached_len, not at 0."""
+        """Only what is not cached: the tokens from cached_len to device_len, whose positions start at cached_len and
+        not at 0. Slot n of the cache is for token n. Of the logits only the last token's row is wanted."""
         positions = torch.arange(req.cached_len, req.device_len, device=self.device)  # [tokens]
         return Context(
             input_ids=req.input_ids[req.cached_len : req.device_len].to(self.device),

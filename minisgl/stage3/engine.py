@@ -27,7 +27,7 @@ from minisgl.models.load import load_model
 from minisgl.sampling.args import BatchSamplingArgs
 from minisgl.sampling.sampler import Sampler
 from minisgl.stage3.config import EngineConfig
-from minisgl.stage3.page_pool import KVCachePool, page_bytes, pages_in_budget
+from minisgl.stage3.page_pool import KVCachePool
 from minisgl.stage3.page_table import PageTable
 
 log = logging.getLogger("minisgl")
@@ -119,13 +119,13 @@ class Engine:
         """Every rank makes as many pages as the one with least room for them."""
         model, size = self.model_config, self.config.page_size
         kv_heads = len(kv_head_range(model, self.comm))
-        each = page_bytes(model.num_layers, size, kv_heads, model.head_dim, self.dtype)
+        each = KVCachePool.page_bytes(model.num_layers, size, kv_heads, model.head_dim, self.dtype)
         num_pages = self.config.num_pages
         if num_pages is None:
             model_bytes = sum(p.nbytes for p in self.model.parameters())
             terms = pool_terms(self.device, self.config.memory_ratio, free_before, model_bytes)
             most = self.config.max_running_requests * -(-self.max_seq_len // size)  # what all rows can hold
-            num_pages = min(most, self.comm.minimum(pages_in_budget(*terms, each)))
+            num_pages = min(most, self.comm.minimum(KVCachePool.pages_in_budget(*terms, each)))
         if num_pages < 1:
             raise ValueError(
                 f"no memory for a single page of {each} bytes: raise --memory-ratio or use a smaller model"

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from minisgl.kernel.device import zeros
+from minisgl.learn import exercise
 
 
 class KVCachePool:
@@ -39,10 +40,30 @@ class KVCachePool:
     def v_cache(self, layer_id: int) -> Tensor:
         return self._kv[1, layer_id].flatten(0, 1)
 
+    @exercise("3.4")
     def store(self, layer_id: int, k: Tensor, v: Tensor, out_loc: Tensor) -> None:
         """Scatter k and v, [tokens, kv_heads, head_dim], to the slots out_loc, int32 [tokens]."""
         self.k_cache(layer_id)[out_loc] = k
         self.v_cache(layer_id)[out_loc] = v
+
+    @staticmethod
+    @exercise("3.6")
+    def page_bytes(num_layers: int, page_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:
+        """What one page costs on this rank: K and V of page_size tokens in every layer."""
+        return 2 * num_layers * page_size * num_kv_heads * head_dim * dtype.itemsize
+
+    @staticmethod
+    @exercise("3.6")
+    def pages_in_budget(memory_ratio: float, free_before: int, model_bytes: int, bytes_per_page: int) -> int:
+        """How many usable pages fit (bytes throughout): memory_ratio of what was free before the model was loaded,
+        less the model, less the dummy page. What is left over is for activations. Can be negative: the caller refuses
+        that.
+
+        The walk-through's 5.2: ratio 0.9, 78 GiB, a 16 GiB model and 128 KiB pages leave 54.2 GiB, 444 thousand pages
+        (it rounds to 54 GiB and says 442 thousand).
+        """
+        available = memory_ratio * free_before - model_bytes
+        return int(available // bytes_per_page) - 1
 
 
 class PageAllocator:
@@ -54,17 +75,24 @@ class PageAllocator:
         self._is_free = torch.ones(num_pages, dtype=torch.bool)
         self.num_free = num_pages
 
+    @exercise("3.1")
     def allocate(self, count: int) -> Tensor:
-        """int32 [count] pages, lowest on top first. Raises RuntimeError, and takes none, when there are too few."""
+        """Take count pages from the stack, the topmost first, and mark them: int32 [count], the caller's own. Raises
+        RuntimeError, and takes none, when there are too few.
+
+        The free pages are `_stack[:num_free]`, the top at the end; `_is_free[page]` says the same of each page.
+        """
         if count > self.num_free:
             raise RuntimeError(f"{count} pages wanted and {self.num_free} of {self.num_pages} are free")
-        pages = self._stack[self.num_free - count : self.num_free].flip(0)
+        pages = self._stack[self.num_free - count : self.num_free].flip(0)  # a copy: the stack will be written to
         self.num_free -= count
         self._is_free[pages] = False
         return pages
 
+    @exercise("3.2")
     def free(self, pages: Tensor) -> None:
-        """pages: int32 [n], on the host. Raises RuntimeError, and frees none, if one is free already or twice in it."""
+        """Put pages, int32 [n] on the host, back on the stack. Raises RuntimeError, and frees none, if one of them is
+        free already or is twice in it: two requests would be given it."""
         if bool(self._is_free[pages].any()) or len(pages.unique()) != len(pages):
             raise RuntimeError(f"pages freed twice: {pages.tolist()[:16]}")
         self._is_free[pages] = True
@@ -79,19 +107,3 @@ class PageAllocator:
         free = self.free_pages()
         if len(free.unique()) != self.num_free or int(self._is_free.sum()) != self.num_free:
             raise AssertionError(f"the stack of {self.num_free} free pages and their marks disagree")
-
-
-def page_bytes(num_layers: int, page_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:
-    """What one page costs on this rank: K and V of page_size tokens in every layer."""
-    return 2 * num_layers * page_size * num_kv_heads * head_dim * dtype.itemsize
-
-
-def pages_in_budget(memory_ratio: float, free_before: int, model_bytes: int, bytes_per_page: int) -> int:
-    """How many usable pages fit (bytes throughout): memory_ratio of what was free before the model was loaded, less
-    the model, less the dummy page. What is left over is for activations. Can be negative: the caller refuses that.
-
-    The walk-through's 5.2: ratio 0.9, 78 GiB, a 16 GiB model and 128 KiB pages leave 54.2 GiB, 444 thousand pages
-    (it rounds to 54 GiB and says 442 thousand).
-    """
-    available = memory_ratio * free_before - model_bytes
-    return int(available // bytes_per_page) - 1

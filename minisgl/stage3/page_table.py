@@ -11,6 +11,7 @@ from torch import Tensor
 
 from minisgl.core.req import Req
 from minisgl.kernel.device import to_device
+from minisgl.learn import exercise
 
 
 class PageTable:
@@ -27,8 +28,14 @@ class PageTable:
         """Pages the next forward of this request needs and its row does not have yet."""
         return -(-req.device_len // self.page_size) - -(-req.cached_len // self.page_size)
 
+    @exercise("3.3")
     def assign(self, reqs: list[Req], pages: Tensor) -> None:
-        """Give each request the pages it needs, in order. pages: int32 [sum of pages_needed], on the host."""
+        """Give each request the pages it needs, in order. pages: int32 [sum of pages_needed], on the host. Raises
+        RuntimeError, and writes nothing, if there are more or fewer.
+
+        A row has whole pages for its first cached_len tokens, so its next page begins at the page border at or after
+        cached_len, and there is one for every page_size tokens up to device_len. All of a page's slots are written.
+        """
         rows: list[int] = []
         firsts: list[int] = []
         for req in reqs:

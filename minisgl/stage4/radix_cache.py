@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from minisgl.core.protocols import CacheHandle
+from minisgl.learn import exercise
 
 PageKey = tuple[int, ...]
 
@@ -73,6 +74,7 @@ class RadixCache:
         node, length = self.walk(input_ids)
         return RadixHandle(length, node)
 
+    @exercise("4.3")
     def insert_prefix(self, input_ids: Tensor, slots: Tensor) -> tuple[int, RadixHandle]:
         """Add the whole pages of input_ids. Returns how many leading tokens were here already, whose slots stay as
         they were, and the handle of the whole. Tokens and slots are copied: the caller may pass views of its own."""
@@ -85,6 +87,7 @@ class RadixCache:
             node = leaf
         return known, RadixHandle(length, node)
 
+    @exercise("4.4")
     def lock(self, handle: CacheHandle) -> None:
         """Keep the prefix from being evicted, until `unlock`. Every node up to the root counts the lock, since a
         prefix is of no use without its beginning."""
@@ -94,6 +97,7 @@ class RadixCache:
                 self.protected_size += node.length
             node.ref_count += 1
 
+    @exercise("4.4")
     def unlock(self, handle: CacheHandle) -> None:
         """Undo one `lock`. Raises RuntimeError when there is none."""
         path = self._path(handle)
@@ -105,6 +109,7 @@ class RadixCache:
                 self.protected_size -= node.length
                 self.evictable_size += node.length
 
+    @exercise("4.5")
     def evict(self, size: int) -> Tensor:
         """Drop at least `size` tokens, whole leaves at a time, least recently used first. Returns their slots, int32.
         Raises RuntimeError when fewer are evictable; nothing is dropped then."""
@@ -139,6 +144,7 @@ class RadixCache:
         """The slots of every cached token, int32."""
         return torch.cat([self.root.slots, *(node.slots for node in self.nodes())])
 
+    @exercise("4.1")
     def walk(self, input_ids: Tensor) -> tuple[RadixNode, int]:
         """Down the tree as far as input_ids agree with it, page by page: the last node, and the tokens up to its
         end. A node that agrees only in part is split there. Every node on the way counts as used now."""
@@ -154,6 +160,7 @@ class RadixCache:
             length += common
         return node, length
 
+    @exercise("4.2")
     def split(self, parent: RadixNode, node: RadixNode, length: int) -> RadixNode:
         """Put a new node between the two that takes the first `length` tokens of the lower one, and return it.
         Whoever locked or used the node did so with its beginning: the new one takes over its count and its time."""

@@ -19,7 +19,7 @@ from minisgl.core.req import Req
 from minisgl.core.sampling_params import SamplingParams
 from minisgl.core.trace import Tracer
 from minisgl.kernel.device import pool_terms
-from minisgl.stage3.page_pool import page_bytes, pages_in_budget
+from minisgl.stage3.page_pool import KVCachePool
 from minisgl.stage3.page_table import PageTable
 from minisgl.stage5.config import SchedulerConfig
 from minisgl.stage5.cost_model import CostModel, StepShape
@@ -151,9 +151,9 @@ def pool_pages(config: SchedulerConfig, cost: CostModel, max_seq_len: int) -> in
     """As many pages as stage 3's engine would make. Raises ValueError when there is no room for one."""
     model, size, device = cost.model, config.page_size, cost.device
     dtype = getattr(torch, device.dtype)
-    each = page_bytes(model.num_layers, size, model.num_kv_heads, model.head_dim, dtype)
+    each = KVCachePool.page_bytes(model.num_layers, size, model.num_kv_heads, model.head_dim, dtype)
     terms = pool_terms(torch.device(device.type), config.memory_ratio, device.memory, cost.model_bytes)
-    pages = min(config.max_running_requests * -(-max_seq_len // size), pages_in_budget(*terms, each))
+    pages = min(config.max_running_requests * -(-max_seq_len // size), KVCachePool.pages_in_budget(*terms, each))
     if pages < 1:
         raise ValueError(f"{cost.model_bytes >> 20} MiB of weights leave no room for a page on {device.name}")
     return pages

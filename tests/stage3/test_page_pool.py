@@ -6,7 +6,7 @@ import torch
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from minisgl.stage3.page_pool import KVCachePool, PageAllocator, page_bytes, pages_in_budget
+from minisgl.stage3.page_pool import KVCachePool, PageAllocator
 
 
 def pages(*numbers: int) -> torch.Tensor:
@@ -101,13 +101,15 @@ def test_the_pool_has_one_page_more_than_is_given_out() -> None:
 def test_the_budget_of_the_walkthrough() -> None:
     """Its chapter 5.2: 78 GiB free, a 16 GiB model, ratio 0.9, 32 layers of 8 heads of 128 in 16 bits. It rounds
     the 54.2 GiB that are left to 54, and so comes to 442 thousand."""
-    each = page_bytes(num_layers=32, page_size=1, num_kv_heads=8, head_dim=128, dtype=torch.bfloat16)
+    each = KVCachePool.page_bytes(num_layers=32, page_size=1, num_kv_heads=8, head_dim=128, dtype=torch.bfloat16)
     assert each == 128 * 2**10
-    assert pages_in_budget(0.9, 78 * 2**30, 16 * 2**30, each) == 444_005
-    assert pages_in_budget(0.9, 10 * 2**30, 16 * 2**30, each) < 1  # the model alone does not fit: the caller refuses
+    assert KVCachePool.pages_in_budget(0.9, 78 * 2**30, 16 * 2**30, each) == 444_005
+    assert (
+        KVCachePool.pages_in_budget(0.9, 10 * 2**30, 16 * 2**30, each) < 1
+    )  # the model alone does not fit: the caller refuses
 
 
 def test_page_bytes_are_what_the_pool_takes() -> None:
     pool = KVCachePool(3, 7, 4, 2, 8, torch.bfloat16, torch.device("cpu"))
     taken = sum(cache(layer).nbytes for layer in range(3) for cache in (pool.k_cache, pool.v_cache))
-    assert taken == 8 * page_bytes(3, 4, 2, 8, torch.bfloat16)
+    assert taken == 8 * KVCachePool.page_bytes(3, 4, 2, 8, torch.bfloat16)
