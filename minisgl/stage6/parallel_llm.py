@@ -79,9 +79,13 @@ class ParallelLLM(BaseLLM):
             module = type(self).__module__
             self.ranks: LocalRank | RankGroup = RankGroup(module, self.config, self.folder, self.max_seq_len, eos_ids)
             return
-        engine = self.engine_class(self.config, self.folder, self.model_config, self.max_seq_len)
+        engine = self.engine_class(self.engine_config(), self.folder, self.model_config, self.max_seq_len)
         scheduler = Scheduler(self.config, engine, eos_ids, self.tracer)
         self.ranks = LocalRank(scheduler, self.serve, Ready(engine.pool.num_pages, *engine.memory()))
+
+    def engine_config(self) -> ParallelConfig:
+        """The settings of an engine in the caller's process."""
+        return self.config
 
     def _run(self, requests: list[Request]) -> Generator[TokenOutput, None, None]:
         if not requests:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import closing
+from dataclasses import replace
+
+import torch
 
 from minisgl.core.outputs import TokenOutput
+from minisgl.core.threads import set_threads
 from minisgl.stage5.scheduler import Scheduler
 from minisgl.stage6.inbox import Inbox, carry_out
 from minisgl.stage6.parallel_llm import ParallelLLM
 from minisgl.stage7.config import OverlapConfig
 from minisgl.stage7.graph_runner import GraphEngine
 from minisgl.stage7.overlap import InFlight, commit, launch
-from minisgl.stage7.streams import EngineStream, engine_stream
+from minisgl.stage7.streams import HOST_THREADS, EngineStream, engine_stream
 
 Steps = Generator[list[TokenOutput], None, None]
 
@@ -53,6 +57,20 @@ class LLM(ParallelLLM):
     config: OverlapConfig
     config_class = OverlapConfig
     engine_class = GraphEngine
+
+    def _start(self) -> None:
+        self._threads = torch.get_num_threads()
+        if not self.config.disable_overlap:
+            self.config = replace(self.config, threads=self.config.threads or self._threads)
+        super()._start()
+
+    def engine_config(self) -> OverlapConfig:
+        """With overlap the caller's thread only launches; the stream's computes with all threads."""
+        return self.config if self.config.disable_overlap else replace(self.config, threads=HOST_THREADS)
+
+    def _stop(self) -> None:
+        super()._stop()
+        set_threads(self._threads)
 
     @staticmethod
     def serve(scheduler: Scheduler, inbox: Inbox) -> Steps:

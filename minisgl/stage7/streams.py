@@ -15,6 +15,10 @@ import torch
 from minisgl.core.batch import ForwardInput, ForwardOutput
 from minisgl.core.threads import set_threads
 
+# Of the thread that launches, while another computes. libgomp counts the threads of all teams, and when they are more
+# than the cores it lets them sleep at every barrier: a step of 27 ms took 38 when both threads had a team of two.
+HOST_THREADS = 1
+
 Forward = Callable[[ForwardInput], ForwardOutput]
 
 

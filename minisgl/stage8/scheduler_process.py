@@ -49,6 +49,7 @@ def make_scheduler(child: Child) -> Scheduler:
     from minisgl.stage6.engine import check_parallel
     from minisgl.stage6.ranks import loopback_only
     from minisgl.stage7.graph_runner import GraphEngine
+    from minisgl.stage7.streams import HOST_THREADS
 
     orders = child.orders
     config = replace(orders.config, threads=orders.config.threads or default_threads(orders.config))
@@ -58,7 +59,8 @@ def make_scheduler(child: Child) -> Scheduler:
     os.environ.update({**loopback_only(), **os.environ})
     rendezvous = Path(orders.directory) / "rendezvous" if config.tp > 1 else None
     max_seq_len = check_max_seq_len(config, model_config)
-    engine = GraphEngine(config, folder, model_config, max_seq_len, orders.index, rendezvous)
+    engine_config = config if config.disable_overlap else replace(config, threads=HOST_THREADS)
+    engine = GraphEngine(engine_config, folder, model_config, max_seq_len, orders.index, rendezvous)
     return Scheduler(config, engine, Tokenizer.from_folder(folder).eos_ids, child.tracer)
 
 
