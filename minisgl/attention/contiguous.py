@@ -26,7 +26,7 @@ class ContiguousAttention:
 
     @exercise("2.2")
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Grouped-query attention, causal: the queries are the last n of the m tokens of one sequence. Returns q's shape.
+        """Grouped-query, causal: the queries are the last n of the m tokens of one sequence. Returns q's shape.
 
         q: [n, q_heads, head_dim]; k, v: [m, kv_heads, head_dim], m >= n.
         """

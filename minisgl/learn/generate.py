@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from minisgl.learn.course import Chapter, Course, read_toml
 from minisgl.learn.install import PREFIX
 from minisgl.learn.source import Import, Marked, import_lines, marked_methods
 
+NOQA = "\n# ruff: noqa: F401 (imports for the answers)\n"
 GENERATED = "Generated from the package by `python -m minisgl.learn generate`: a change here is lost."
 
 
@@ -70,19 +72,22 @@ A method may use the rest of its class, and what is imported here; methods that 
 {GENERATED}
 """'''
     bodies = {m: f'{m.doc}        raise NotImplementedError("exercise {m.number}")\n' for m in marked}
-    return f"{doc}\n\n# ruff: noqa: F401 (imports for the answers)\n{_module(marked, bodies, titles)}"
+    code = _module(marked, bodies, titles)
+    imported = {item.alias or item.name or item.module for m in marked for item in m.imports}
+    spare = imported - {node.id for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Name)}
+    return f"{doc}\n{NOQA.rstrip() if spare else ''}{code}"
 
 
 def solution(chapter: Chapter, marked: Sequence[Marked], titles: dict[str, str]) -> str:
     title = f"Stage {chapter.number}, {chapter.title}: the package's own methods. Knows no other way."
     doc = f'"""{title}\n\n{GENERATED}\n"""\n'
-    return f"{doc}\n{_module(marked, {m: m.doc + m.body for m in marked}, titles)}"
+    return f"{doc}{_module(marked, {m: m.doc + m.body for m in marked}, titles)}"
 
 
 def _module(marked: Sequence[Marked], bodies: dict[Marked, str], titles: dict[str, str]) -> str:
     bases = {Import(m.module, m.class_name) for m in marked}
     imports = bases.union(*(m.imports for m in marked))
-    text = f"from __future__ import annotations\n\n{import_lines(imports)}\n"
+    text = f"\nfrom __future__ import annotations\n\n{import_lines(imports)}\n"
     for owner in dict.fromkeys((m.module, m.class_name) for m in marked):
         text += f"\n\nclass {PREFIX}{owner[1]}({owner[1]}):"
         last = ""
