@@ -1,0 +1,61 @@
+"""Figures from traces and from live objects, all in one style. No part of the server knows of them.
+
+Each figure is a function that returns a matplotlib Figure; all take `title` (None: the finding is computed) and `size`.
+"""
+
+try:
+    import matplotlib  # noqa: F401
+except ImportError as error:
+    raise ImportError("figures need matplotlib: pip install 'minisgl[notebooks]'") from error
+
+from minisgl.viz.cost import cost_triangles, roofline, time_per_token
+from minisgl.viz.distributions import distribution, latency
+from minisgl.viz.memory import cache_bytes, memory_budget, memory_waste
+from minisgl.viz.page_figures import page_grid, page_map, page_usage
+from minisgl.viz.page_table_figure import page_table
+from minisgl.viz.pages import PageSnapshot, page_snapshots, snapshot_pages
+from minisgl.viz.processes import journey
+from minisgl.viz.radix_figure import radix_tree
+from minisgl.viz.radix_steps import TreeSnapshot, radix_steps, snapshot_tree
+from minisgl.viz.reading import request_spans, step_seconds, step_tokens, steps
+from minisgl.viz.requests import batch_composition, gantt
+from minisgl.viz.sampling import logits_to_token
+from minisgl.viz.shards import shards
+from minisgl.viz.slider import slider
+from minisgl.viz.style import request_color
+from minisgl.viz.timeline import launch_tax, timeline
+
+__all__ = [
+    "PageSnapshot",
+    "TreeSnapshot",
+    "batch_composition",
+    "cache_bytes",
+    "cost_triangles",
+    "distribution",
+    "gantt",
+    "journey",
+    "latency",
+    "launch_tax",
+    "logits_to_token",
+    "memory_budget",
+    "memory_waste",
+    "page_grid",
+    "page_map",
+    "page_snapshots",
+    "page_table",
+    "page_usage",
+    "radix_steps",
+    "radix_tree",
+    "request_color",
+    "request_spans",
+    "roofline",
+    "shards",
+    "slider",
+    "snapshot_pages",
+    "snapshot_tree",
+    "step_seconds",
+    "step_tokens",
+    "steps",
+    "time_per_token",
+    "timeline",
+]

@@ -1,0 +1,161 @@
+"""What scheduler and engine do at the same time, and what launching costs: from spans of a trace, or from times."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from minisgl.core.trace import Event
+from minisgl.viz import units
+from minisgl.viz.reading import PHASES, end_of
+from minisgl.viz.style import GREY, HATCH, PALE, PALETTE, WARNING, Size, few_ticks, legend, new_figure, styled, swatch
+
+MOST_STEPS = 16  # in one picture, unless asked for more
+_ENGINE = ("device", "engine")
+_COLORS = {"schedule": PALETTE[2], "launch": PALETTE[4], "commit": PALETTE[3], "wait": PALE}
+_COLORS |= {"decode": PALETTE[0], "prefill": PALETTE[1], "mixed": PALETTE[5], "forward": GREY}
+
+
+class _Rank(NamedTuple):
+    """Of one process, in the window that is drawn. Nanoseconds."""
+
+    name: str
+    start: int
+    scheduler: list[Event]
+    engine: list[Event]
+
+    @property
+    def bubbles(self) -> list[tuple[int, int]]:
+        """(start, length) of each moment without a step, between the first step and the last."""
+        pairs = zip(self.engine, self.engine[1:], strict=False)
+        return [(end_of(a), b.ts - end_of(a)) for a, b in pairs if b.ts > end_of(a)]
+
+    @property
+    def waiting(self) -> float:
+        """The bubbles' share of the time."""
+        total = end_of(self.engine[-1]) - self.engine[0].ts
+        return sum(length for _, length in self.bubbles) / total if total else 0.0
+
+
+@styled
+def timeline(
+    events: Sequence[Event] | Mapping[str, Sequence[Event]],
+    *,
+    first: int | None = None,
+    count: int = MOST_STEPS,
+    title: str | None = None,
+    size: Size = "notebook",
+) -> Figure:
+    """Two lanes a rank, the engine's bubbles shaded. events: of one run, or of several by name, to compare on one
+    scale. first: the first step drawn, from 1 (None: from the middle of the run). count: how many."""
+    runs = dict(events) if isinstance(events, Mapping) else {"": events}
+    ranks = {name: _ranks(run, first, count) for name, run in runs.items()}
+    lanes = sum(2 * len(found) for found in ranks.values())
+    tall = min(1.7, 0.42 + 0.13 * lanes)
+    figure, rows = new_figure(size, title or _finding(ranks), len(runs), tall, sharex=True)
+    longest = max(end_of(found[0].engine[-1]) - found[0].start for found in ranks.values()) / 1e9
+    unit = units.time_unit(longest)
+    seen: dict[str, None] = {}
+    for axes, (name, found) in zip(rows, ranks.items(), strict=True):
+        start = min(rank.start for rank in found)
+        for index, rank in enumerate(found):
+            seen |= dict.fromkeys(_draw_rank(axes, rank, 2 * index, start, unit.scale * 1e9))
+        labels = [f"{rank.name}{lane}" for rank in found for lane in ("scheduler", "engine")]
+        axes.set_yticks(range(len(labels)), labels)
+        axes.set_ylim(len(labels) - 0.4, -0.6)
+        axes.set_xlim(0, longest / unit.scale)
+        axes.tick_params(axis="y", length=0)
+        if name:
+            axes.set_title(name)
+    rows[-1].set_xlabel(f"time ({unit.name})")
+    few_ticks(rows[-1].xaxis, whole=False)
+    order = [name for name in _COLORS if name in seen]
+    entries = [(name, swatch(_COLORS[name], hatch=HATCH if name == "prefill" else None)) for name in order]
+    legend(figure, size, [*entries, ("bubble: the engine has nothing to do", swatch(WARNING, alpha=0.28))])
+    return figure
+
+
+def _ranks(events: Sequence[Event], first: int | None, count: int) -> list[_Rank]:
+    """Those with an engine, each cut to the same steps."""
+    spans = [event for event in events if event.phase == "X" and event.track in ("scheduler", *_ENGINE)]
+    ids = sorted({(event.rank, event.role) for event in spans if event.track in _ENGINE})
+    if not ids:
+        raise ValueError('the trace has no step: it needs spans on the track "engine"')
+    ranks: list[_Rank] = []
+    for key in ids:
+        own = [event for event in spans if (event.rank, event.role) == key]
+        engine = [event for event in own if event.track in _ENGINE]
+        begin = max(0, len(engine) - count) // 2 if first is None else first - 1
+        shown = engine[begin : begin + count]
+        if begin < 0 or not shown:
+            raise ValueError(f"first must be from 1 to {len(engine)}, not {first}")
+        before = end_of(engine[begin - 1]) if begin else min(own[0].ts, shown[0].ts)
+        scheduler = [e for e in own if e.track == "scheduler" and e.ts < end_of(shown[-1]) and end_of(e) > before]
+        ranks.append(_Rank(f"rank {key[0]} " if len(ids) > 1 else "", before, scheduler, shown))
+    return ranks
+
+
+def _draw_rank(axes: Axes, rank: _Rank, lane: int, start: int, scale: float) -> list[str]:
+    """Returns the kinds of spans that were drawn. scale: nanoseconds of one unit of the axis."""
+    bubbles = [((at - start) / scale, length / scale) for at, length in rank.bubbles]
+    axes.broken_barh(bubbles, (lane + 0.6, 0.8), facecolor=WARNING, alpha=0.28)
+    kinds: list[str] = []
+    plans = {event.args.get("step"): event.args for event in rank.scheduler if event.name == "schedule"}
+    for offset, events in ((0, rank.scheduler), (1, rank.engine)):
+        for event in events:
+            phase = event.args.get("phase") or plans.get(event.args.get("step"), {}).get("phase")
+            kind = event.name if offset == 0 or event.name in PHASES else phase or "forward"
+            left, width = (max(event.ts, start) - start) / scale, (end_of(event) - max(event.ts, start)) / scale
+            hatch = HATCH if kind == "prefill" else None
+            color = _COLORS.get(kind, GREY)
+            axes.barh(
+                lane + offset,
+                width,
+                0.8,
+                left=left,
+                color=color,
+                edgecolor="white",
+                linewidth=0.6 * offset,
+                hatch=hatch,
+            )
+            kinds.append(kind)
+    return kinds
+
+
+def _finding(ranks: Mapping[str, Sequence[_Rank]]) -> str:
+    shares = {name: sum(rank.waiting for rank in found) / len(found) for name, found in ranks.items()}
+    if len(shares) == 1:
+        number = units.count(len(next(iter(ranks.values()))[0].engine), "step")
+        return f"The engine has nothing to do for {100 * next(iter(shares.values())):.0f} % of the time of {number}"
+    texts = [f"{100 * s:.0f} % of the time ({name})" for name, s in shares.items()]
+    return "The engine has nothing to do for " + ", ".join(texts)
+
+
+@styled
+def launch_tax(
+    steps: Mapping[str, tuple[float, float]], *, title: str | None = None, size: Size = "notebook"
+) -> Figure:
+    """steps: name -> (seconds the device computes, seconds the whole step takes). The rest is the tax: the device
+    waits for the next kernel to be launched."""
+    if not steps:
+        raise ValueError("steps is empty: give at least one name -> (busy seconds, step seconds)")
+    for name, (busy, whole) in steps.items():
+        if not 0 <= busy <= whole or whole == 0:
+            raise ValueError(f"{name!r} computes for {busy} s of a step of {whole} s: not possible")
+    taxes = ", ".join(f"{units.share(whole - busy, whole)} of {name}" for name, (busy, whole) in steps.items())
+    figure, (axes,) = new_figure(size, title or f"Waiting for launches takes {taxes}", tall=0.4 + 0.13 * len(steps))
+    unit = units.time_unit(max(whole for _, whole in steps.values()))
+    for row, (busy, whole) in enumerate(steps.values()):
+        axes.barh(row, busy / unit.scale, 0.6, color=PALETTE[0])
+        axes.barh(row, (whole - busy) / unit.scale, 0.6, left=busy / unit.scale, color=WARNING, alpha=0.28)
+    axes.set_yticks(range(len(steps)), list(steps))
+    axes.set_ylim(len(steps) - 0.5, -0.5)
+    axes.set_xlabel(f"time of one step ({unit.name})")
+    axes.grid(axis="x")
+    few_ticks(axes.xaxis, whole=False)
+    entries = [("the device computes", swatch(PALETTE[0])), ("it waits for a launch", swatch(WARNING, alpha=0.28))]
+    legend(figure, size, entries)
+    return figure
