@@ -12,7 +12,7 @@ from typing import Literal
 from minisgl.learn.answers import Answer, Answers
 from minisgl.learn.course import Chapter, Course, Exercise, Mistake
 from minisgl.learn.memory import remember
-from minisgl.learn.run_tests import Job, Verdict, tested
+from minisgl.learn.run_tests import Job, Verdict, verdicts_on
 
 Status = Literal["done", "to do", "failed"]
 
@@ -51,7 +51,7 @@ def check(
         for number, answer in found.items()
         if answer.status == "written"
     ]
-    verdicts = tested(jobs, course.root) if jobs else iter(())
+    verdicts = verdicts_on(jobs, course.root) if jobs else iter(())
     for answer in found.values():
         yield _result(answer, answers, next(verdicts) if answer.status == "written" else None)
 

@@ -1,7 +1,7 @@
 """A process that tests learners' methods: jobs on standard input, verdicts on standard output, one a line.
 
-Run by `tested` and by nobody else. Each job has its methods alone in the package's place, so that one mistake does not
-fail the tests of another exercise. Knows nothing of what is an exercise.
+Run by `verdicts_on` and by nobody else. Each job has its methods alone in the package's place, so that one mistake does
+not fail the tests of another exercise. Knows nothing of what is an exercise.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Verdict:
     line: int = 0  # of the learner's file, where it happened; 0 when it happened elsewhere
 
 
-def tested(jobs: Sequence[Job], root: Path) -> Iterator[Verdict]:
+def verdicts_on(jobs: Sequence[Job], root: Path) -> Iterator[Verdict]:
     """Run the jobs in a process of their own. Verdicts come as they are made; raises RuntimeError if it breaks down."""
     with tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(

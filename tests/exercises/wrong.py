@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,6 +22,15 @@ def equal(came: Any, expected: Any, words: str) -> None:
     same = torch.isclose(came.double(), wanted.double(), rtol=tolerance, atol=tolerance, equal_nan=False)
     if not bool(same.all()):
         raise AssertionError(f"{words}\nexpected {short(wanted)}\ncame     {short(came)}")
+
+
+def refused(words: str, act: Callable[..., Any], *args: Any) -> None:
+    """The call raises RuntimeError. Raises AssertionError with the words if it does not."""
+    try:
+        act(*args)
+    except RuntimeError:
+        return
+    raise AssertionError(f"{words}: a RuntimeError was expected, and none was raised")
 
 
 def short(tensor: Tensor) -> str:

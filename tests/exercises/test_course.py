@@ -1,0 +1,111 @@
+"""The course fails closed: the generated is current, a skeleton is to do, a solution is done, a mutant is killed."""
+
+from __future__ import annotations
+
+import ast
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from minisgl.learn.answers import Answers
+from minisgl.learn.checking import Result, check
+from minisgl.learn.course import Chapter, Course
+from minisgl.learn.generate import generated
+from minisgl.learn.run_tests import Job, Verdict, verdicts_on
+from minisgl.learn.source import marked_methods
+
+COURSE = Course()
+CHAPTERS = [pytest.param(chapter, id=f"stage{chapter.number}") for chapter in COURSE.chapters]
+MUTANTS = sorted((COURSE.root / "tests" / "mutants").glob("stage*.py"))
+MUTANTS_A_STAGE = 3
+
+
+def test_what_is_generated_is_current() -> None:
+    stale = [path.name for path, text in generated(COURSE).items() if path.read_text("utf-8") != text]
+    assert not stale, f"{stale}: run `python -m minisgl.learn generate`"
+
+
+def test_exercises_have_a_size_that_fits_a_sitting() -> None:
+    lines: dict[str, int] = {}
+    for method in marked_methods(COURSE.root):
+        lines[method.number] = lines.get(method.number, 0) + method.head.count("\n") + method.body.count("\n")
+    assert all(2 < count <= 25 for count in lines.values()), f"2 to 25 lines each: {lines}"
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS)
+def test_a_skeleton_is_to_do_and_nothing_of_it_done(chapter: Chapter) -> None:
+    statuses = [result.status for result in check(COURSE, chapter, chapter.exercises, chapter.skeleton)]
+    assert statuses == ["to do"] * len(chapter.exercises)
+    assert "@exercise" not in chapter.skeleton.read_text("utf-8")
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS)
+def test_what_the_course_says_of_an_exercise(chapter: Chapter) -> None:
+    for exercise in chapter.exercises:
+        assert exercise.level in (1, 2, 3)
+        assert 2 <= len(exercise.hints) <= 3, exercise.number
+        assert exercise.mistakes, exercise.number
+        for test in exercise.tests:
+            assert (COURSE.root / test.split("::")[0]).exists(), test
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chapter", CHAPTERS)
+def test_a_solution_is_done(chapter: Chapter) -> None:
+    results = list(check(COURSE, chapter, chapter.exercises, chapter.solution))
+    assert not [result for result in results if result.status != "done"], "\n".join(map(told, results))
+
+
+def told(result: Result) -> str:
+    return f"{result.exercise.number} {result.status} {result.test}: {result.message}"
+
+
+def facts(mutant: Path) -> dict[str, str]:
+    """`kills` and `words`, read and not run."""
+    tree = ast.parse(mutant.read_text("utf-8"))
+    return {
+        target.id: ast.literal_eval(node.value)
+        for node in tree.body
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+
+
+@cache
+def verdicts(number: str) -> dict[str, Verdict]:
+    """Of all mutants of a stage: each against the one test that it names, in one process."""
+    jobs = []
+    for mutant in MUTANTS:
+        if mutant.name.startswith(f"stage{number}_"):
+            answers = Answers(mutant)
+            methods = [m for exercise in COURSE.chapter(number).exercises for m in answers.of(exercise).methods]
+            jobs.append(
+                Job(mutant.stem, tuple(m._replace(exercise=mutant.stem) for m in methods), (facts(mutant)["kills"],))
+            )
+    return {verdict.exercise: verdict for verdict in verdicts_on(jobs, COURSE.root)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda path: path.stem)
+def test_a_mutant_is_killed_in_words(mutant: Path) -> None:
+    """Wrong code that a learner might write. Its test fails by an assertion that says the right thing."""
+    words, kills = facts(mutant)["words"], facts(mutant)["kills"]
+    verdict = verdicts(mutant.name[5])[mutant.stem]
+    assert verdict.calls, "the mutant was never called"
+    assert verdict.failed, f"{kills} passes with this mutant"
+    assert verdict.failed.startswith(kills), f"{verdict.failed} failed: {verdict.error}"
+    assert verdict.error.startswith("AssertionError"), verdict.error
+    assert words in verdict.error, verdict.error
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS)
+def test_every_stage_has_mutants(chapter: Chapter) -> None:
+    """And every exercise's tests kill at least one."""
+    own = [path for path in MUTANTS if path.name.startswith(f"stage{chapter.number}_")]
+    assert len(own) >= MUTANTS_A_STAGE
+    wrong = {exercise.number for path in own for exercise in chapter.exercises if Answers(path).of(exercise).methods}
+    assert wrong == {exercise.number for exercise in chapter.exercises}, "exercises without a mutant"
+    named = {test for exercise in chapter.exercises for test in exercise.tests}
+    assert {facts(path)["kills"] for path in own} <= named, "a mutant names a test that is no exercise's"

@@ -1,0 +1,104 @@
+"""`--mine`: solutions in the learner's place are called on their own stage and on the server, children included."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from checkout_copy import Run
+
+from minisgl.learn.course import Chapter, Course
+
+# Enough to call everything: tokens are drawn and filtered; prompts share a beginning, differ, and fill the pool.
+DRAW = ("--temperature", "0.8", "--top-k", "9", "--top-p", "0.9", "--max-tokens", "4", "--ignore-eos")
+PROMPTS = ("a dog sat here and there", "a dog ran off at once", "something else, long enough to need other pages")
+FLAGS = {4: ("--page-size", "4", "--num-pages", "16")}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def solved(checkout: Path) -> None:
+    for chapter in Course(checkout).chapters:
+        shutil.copy(chapter.solution, chapter.mine)
+
+
+def calls(stderr: str) -> dict[str, int]:
+    line = re.search(r"calls of your code: (.*)\]", stderr)
+    assert line, stderr
+    return {number: int(count.replace(",", "")) for number, count in (item.split(" ") for item in line[1].split(" · "))}
+
+
+def prompts(*texts: str) -> list[str]:
+    return [part for text in texts for part in ("--prompt", text)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [chapter.number for chapter in Course().chapters])
+def test_solutions_are_called_on_their_stage(run: Run, checkout: Path, tiny: Path, number: int) -> None:
+    stage, mine = f"minisgl.stage{number}", ("--mine", str(number))
+    done = run(
+        stage, "--model", str(tiny), *mine, *DRAW, *FLAGS.get(number, ()), *prompts(*PROMPTS), "--output", "json"
+    )
+    found = calls(done.stderr)
+    assert set(found) == {exercise.number for exercise in Course(checkout).chapter(str(number)).exercises}
+    assert all(found.values()), found
+    assert len([json.loads(line) for line in done.stdout.splitlines()]) == len(PROMPTS)
+
+
+@pytest.mark.slow
+def test_solutions_are_called_on_the_server(run: Run, checkout: Path, tiny: Path) -> None:
+    pool = ("--page-size", "4", "--max-running-requests", "1", "--memory-ratio", "0.9")
+    done = run("minisgl.stage8", "--model", str(tiny), "--mine", "all", *DRAW, *pool, *prompts(*PROMPTS))
+    found = calls(done.stderr)
+    wanted = [
+        e for chapter in Course(checkout).chapters for e in chapter.exercises if e.runs_on(8) and e.number != "4.5"
+    ]
+    assert all(found[exercise.number] for exercise in wanted), found
+    assert not found["1.5"], "the server has its own loop"
+
+
+@pytest.mark.slow
+def test_a_run_that_calls_nothing_is_an_error(run: Run, checkout: Path, tiny: Path) -> None:
+    mine = Course(checkout).chapter("1").mine
+    keep = mine.read_text()
+    lines = Course(checkout).chapter("1").skeleton.read_text()
+    solution = re.search(r"    # 1.4 .*?(?=\n\n\nclass )", keep, re.DOTALL)
+    assert solution
+    stub = re.search(r"    # 1.4 .*?(?=\n\n\nclass )", lines, re.DOTALL)
+    assert stub
+    mine.write_text(lines.replace(stub[0], solution[0]))
+    try:
+        done = run(
+            "minisgl.stage1", "--model", str(tiny), "--mine", "1", "--prompt", "a", "--max-tokens", "2", status=1
+        )
+    finally:
+        mine.write_text(keep)
+    assert "[your code: 1.4 top-k and top-p]" in done.stderr
+    assert "1.4 top-k and top-p was not called: it is called when --temperature is above 0" in done.stderr
+    assert "error: none of your code was called" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("mine", "words"),
+    [("9", "there is no chapter '9'"), ("5", "there is no chapter '5'"), ("x", "there is no chapter")],
+)
+def test_what_cannot_be_installed_is_said_before_anything_runs(run: Run, mine: str, words: str) -> None:
+    done = run("minisgl.stage3", "--mine", mine, "--prompt", "a", status=2)
+    assert words in done.stderr
+    assert not done.stdout
+
+
+@pytest.mark.slow
+def test_a_method_that_would_fall_through_is_refused(run: Run, checkout: Path, tiny: Path) -> None:
+    chapter: Chapter = Course(checkout).chapter("2")
+    keep = chapter.mine.read_text()
+    chapter.mine.write_text(keep.replace("def store(", "def stor("))
+    try:
+        done = run("minisgl.stage2", "--model", str(tiny), "--mine", "2", "--prompt", "a", status=2)
+        assert "2.1: MyContiguousCache has no method store (stor is there: is that it?)" in done.stderr
+        assert "no method store" in run("minisgl", "check", "2.1", status=1).stdout
+    finally:
+        chapter.mine.write_text(keep)

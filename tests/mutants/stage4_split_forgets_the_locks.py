@@ -1,0 +1,17 @@
+"""4.2: the upper part is not locked."""
+
+from __future__ import annotations
+
+from minisgl.stage4.radix_cache import RadixCache, RadixNode
+
+kills = "tests/exercises/test_stage4.py::test_a_split_keeps_the_locks"
+words = "two locks"
+
+
+class MyRadixCache(RadixCache):
+    def split(self, parent: RadixNode, node: RadixNode, length: int) -> RadixNode:
+        upper = RadixNode(node.tokens[:length], node.slots[:length], parent, node.timestamp)
+        parent.children[self._key(upper.tokens)] = upper
+        node.tokens, node.slots, node.parent = node.tokens[length:].clone(), node.slots[length:].clone(), upper
+        upper.children[self._key(node.tokens)] = node
+        return upper
