@@ -9,11 +9,11 @@ except ImportError as error:
     raise ImportError("figures need matplotlib: pip install 'minisgl[notebooks]'") from error
 
 from minisgl.viz.cost import cost_triangles, roofline, time_per_token
-from minisgl.viz.distributions import distribution, latency
-from minisgl.viz.memory import cache_bytes, memory_budget, memory_waste
+from minisgl.viz.distributions import distribution, latencies, latency
+from minisgl.viz.memory import budget_parts, cache_bytes, memory_budget, memory_waste
 from minisgl.viz.page_figures import page_grid, page_map, page_usage
 from minisgl.viz.page_table_figure import page_table
-from minisgl.viz.pages import PageSnapshot, page_snapshots, snapshot_pages
+from minisgl.viz.pages import PageSnapshot, page_snapshots, snapshot_pages, snapshot_scheduler
 from minisgl.viz.processes import journey
 from minisgl.viz.radix_figure import radix_tree
 from minisgl.viz.radix_steps import TreeSnapshot, radix_steps, snapshot_tree
@@ -23,17 +23,20 @@ from minisgl.viz.sampling import logits_to_token
 from minisgl.viz.shards import shards
 from minisgl.viz.slider import slider
 from minisgl.viz.style import request_color
-from minisgl.viz.timeline import launch_tax, timeline
+from minisgl.viz.time_parts import launch_tax, time_parts
+from minisgl.viz.timeline import timeline
 
 __all__ = [
     "PageSnapshot",
     "TreeSnapshot",
     "batch_composition",
+    "budget_parts",
     "cache_bytes",
     "cost_triangles",
     "distribution",
     "gantt",
     "journey",
+    "latencies",
     "latency",
     "launch_tax",
     "logits_to_token",
@@ -52,10 +55,12 @@ __all__ = [
     "shards",
     "slider",
     "snapshot_pages",
+    "snapshot_scheduler",
     "snapshot_tree",
     "step_seconds",
     "step_tokens",
     "steps",
+    "time_parts",
     "time_per_token",
     "timeline",
 ]

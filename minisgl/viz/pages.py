@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from minisgl.core.req import Req
     from minisgl.stage3.page_pool import PageAllocator
     from minisgl.stage3.page_table import PageTable
+    from minisgl.stage5.scheduler import Scheduler
 
 _NAMES = ("row_pages", "free_pages", "evict")
 
@@ -57,6 +58,13 @@ def snapshot_pages(
     free = set(allocator.free_pages().tolist())
     cached = frozenset(set(range(allocator.num_pages)) - free - held)
     return PageSnapshot(allocator.num_pages, rows, cached, time)
+
+
+def snapshot_scheduler(scheduler: Scheduler, time: float | None = None) -> PageSnapshot:
+    """The pool now, between two steps of a scheduler of stage 5 or later."""
+    chunks = [pending.chunk for pending in scheduler.prefill.pending if pending.chunk]
+    reqs = [*chunks, *scheduler.decode.running.values()]
+    return snapshot_pages(scheduler.cache.table, scheduler.cache.allocator, reqs, time)
 
 
 def page_snapshots(events: Sequence[Event], num_pages: int | None = None) -> list[PageSnapshot]:

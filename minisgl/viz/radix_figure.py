@@ -18,6 +18,7 @@ from minisgl.viz.style import (
     INK,
     LOOKS,
     PALETTE,
+    SMALLEST,
     WARNING,
     Size,
     legend,
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 _OLD, _RECENT = (0.95, 0.96, 0.97), (0.55, 0.76, 0.90)
 _USED, _NEW = PALETTE[2], PALETTE[3]
 _BOX = 0.8  # of a column's width
-_SMALLEST = 4.5  # points: smaller labels are left out
 
 
 @styled
@@ -72,7 +72,7 @@ def radix_tree(
             linewidth=1 + bool(node.mark) * 1.5,
         )
         _node(axes, node, (x, y), shades[node.timestamp] / max(1, len(shades) - 1), node is goes)
-        if font >= _SMALLEST:
+        if font >= SMALLEST:
             _label(axes, node, (x, y), font, column * _BOX * 0.92, decode)
     axes.set_xlim(-0.47, depth - 1 + _BOX + 0.03)
     axes.set_ylim(leaves - 0.45, -0.55)
@@ -106,7 +106,7 @@ def _places(snapshot: TreeSnapshot) -> dict[_Key, tuple[float, float]]:
 
 def _root(axes: Axes, y: float, font: float) -> None:
     axes.plot([-0.12], [y], marker="o", color=INK, markersize=7)
-    axes.text(-0.19, y, "root", ha="right", va="center", fontsize=max(font, _SMALLEST))
+    axes.text(-0.19, y, "root", ha="right", va="center", fontsize=max(font, SMALLEST))
 
 
 def _node(axes: Axes, node: TreeNode, at: tuple[float, float], recent: float, goes: bool) -> None:

@@ -23,12 +23,14 @@ class Span(NamedTuple):
 
 
 class Step(NamedTuple):
-    """One forward pass, and how many tokens it computed of requests that decode, and of prompts."""
+    """One forward pass, and how many tokens it computed of requests that decode, and of prompts. padding: dummy
+    requests beside them, to fill a recorded graph."""
 
     start: float
     end: float
     decode: int
     extend: int
+    padding: int = 0
 
     @property
     def tokens(self) -> int:
@@ -36,9 +38,7 @@ class Step(NamedTuple):
 
 
 def origin(events: Sequence[Event]) -> int:
-    """Nanoseconds. Raises ValueError for a trace in which nothing happened."""
-    if not events:
-        raise ValueError("the trace is empty: record one with --trace FILE, and let requests run")
+    """Nanoseconds. events: at least one."""
     return events[0].ts
 
 
@@ -112,7 +112,9 @@ def steps(events: Sequence[Event]) -> list[Step]:
         if tokens is None or decode is None:
             missing = "tokens" if tokens is None else "decode"
             raise ValueError(f"step {number} ({phase}) of the trace does not say its {missing}: record it again")
-        found.append(Step(seconds(events, span.ts), seconds(events, end_of(span)), decode, tokens - decode))
+        padding = args.get("padded", 0) - args.get("requests", 0) if "padded" in args else 0
+        start, end = seconds(events, span.ts), seconds(events, end_of(span))
+        found.append(Step(start, end, decode, tokens - decode, padding))
     return found
 
 

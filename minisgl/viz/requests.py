@@ -9,11 +9,12 @@ from matplotlib.figure import Figure
 
 from minisgl.core.trace import Event
 from minisgl.viz import units
-from minisgl.viz.reading import Span, request_spans, steps
+from minisgl.viz.reading import Span, Step, request_spans, steps
 from minisgl.viz.style import (
     GREY,
     HATCH,
     INK,
+    PALE,
     PALETTE,
     Size,
     few_ticks,
@@ -100,23 +101,26 @@ def _gantt_finding(spans: Sequence[Span]) -> str:
 def batch_composition(
     events: Sequence[Event], *, step: int | None = None, title: str | None = None, size: Size = "notebook"
 ) -> Figure:
-    """Tokens that each step computes: of requests that decode, and of prompts. step: one to mark, from 1."""
+    """Tokens that each step computes: of requests that decode, of prompts, and of dummies that fill a graph.
+    step: one to mark, from 1."""
     found = steps(events)
     if step is not None and not 1 <= step <= len(found):
         raise ValueError(f"step must be from 1 to {len(found)}, not {step}")
-    numbers = range(1, len(found) + 1)
-    decode, extend = [s.decode for s in found], [s.extend for s in found]
-    prompts = units.share(sum(extend), sum(s.tokens for s in found))
-    mean = sum(decode) / max(1, sum(1 for tokens in decode if tokens))
-    computed = f"{units.count(len(found), 'step')}: {prompts} of the tokens are prompts', "
-    finding = computed + f"and a step that decodes has {mean:.1f} requests on average"
-    if step is not None:
-        one = found[step - 1]
-        finding = f"Step {step} of {len(found)}: {one.decode} tokens of decode, {one.extend} of prompts"
-    figure, (axes,) = new_figure(size, title or finding)
-    width = 0.85 if len(found) <= 200 else 1.0
-    axes.bar(numbers, decode, width, color=PALETTE[0], linewidth=0)
-    axes.bar(numbers, extend, width, bottom=decode, color=PALETTE[1], linewidth=0, hatch=HATCH)
+    figure, (axes,) = new_figure(size, title or _batch_finding(found, step))
+    parts = {
+        "decode, one token a request": ([s.decode for s in found], {"facecolor": PALETTE[0]}),
+        "prefill, tokens of prompts": ([s.extend for s in found], {"facecolor": PALETTE[1], "hatch": HATCH}),
+        "padding up to a graph's size": ([s.padding for s in found], {"facecolor": PALE, "hatch": "..."}),
+    }
+    base = [0] * len(found)
+    entries: list[tuple[str, Artist]] = []
+    for name, (tokens, look) in parts.items():
+        if any(tokens):
+            edge = GREY if look["facecolor"] == PALE else "white"
+            width = 0.85 if len(found) <= 200 else 1.0
+            axes.bar(range(1, len(found) + 1), tokens, width, bottom=base, edgecolor=edge, linewidth=0, **look)  # type: ignore[arg-type]
+            entries.append((name, swatch(look["facecolor"], hatch=look.get("hatch"), edgecolor=edge, linewidth=0)))
+        base = [low + more for low, more in zip(base, tokens, strict=True)]
     if step is not None:
         axes.axvspan(step - 0.5, step + 0.5, color=INK, alpha=0.15, linewidth=0)
     axes.set_xlim(0.4, len(found) + 0.6)
@@ -125,10 +129,15 @@ def batch_composition(
     axes.grid(axis="y")
     few_ticks(axes.xaxis)
     few_ticks(axes.yaxis)
-    extend_swatch = swatch(PALETTE[1], hatch=HATCH, edgecolor="white")
-    legend(
-        figure,
-        size,
-        [("decode, one token a request", swatch(PALETTE[0])), ("prefill, tokens of prompts", extend_swatch)],
-    )
+    legend(figure, size, entries)
     return figure
+
+
+def _batch_finding(found: Sequence[Step], step: int | None) -> str:
+    if step is not None:
+        one = found[step - 1]
+        return f"Step {step} of {len(found)}: {units.count(one.decode, 'token')} of decode, {one.extend} of prompts"
+    prompts = units.share(sum(s.extend for s in found), sum(s.tokens for s in found))
+    mean = sum(s.decode for s in found) / max(1, sum(1 for s in found if s.decode))
+    decoding = f"and a step that decodes has {mean:.1f} requests on average"
+    return f"{units.count(len(found), 'step')}: {prompts} of the tokens are prompts', {decoding}"

@@ -34,6 +34,7 @@ Size = Literal["small", "notebook", "projector"]
 PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
 INK, GREY, PALE, WARNING = "#222222", "#8C8C8C", "#E4E4E4", "#D55E00"
 HATCH = "////"
+SMALLEST = 4.5  # points: what would be smaller is left out
 
 
 class _Look(NamedTuple):
@@ -191,8 +192,9 @@ def fit_labels(figure: Figure, groups: Sequence[Sequence[tuple[Text, Rectangle]]
             inner, outer = text.get_window_extent(), box.get_window_extent()
             scale = min(scale, 0.94 * outer.width / inner.width, 0.96 * outer.height / inner.height)
         for text, _ in group:
-            text.set_fontsize(float(text.get_fontsize()) * scale)
-            text.set_visible(scale >= 0.6)
+            font = float(text.get_fontsize()) * scale
+            text.set_fontsize(font)
+            text.set_visible(scale >= 0.6 and font >= SMALLEST)
 
 
 def few_ticks(axis: Axis, whole: bool = True, most: int = 8) -> None:

@@ -1,4 +1,4 @@
-"""What scheduler and engine do at the same time, and what launching costs: from spans of a trace, or from times."""
+"""What scheduler and engine do at the same time, and where the engine has nothing to do. From traces."""
 
 from __future__ import annotations
 
@@ -130,32 +130,5 @@ def _finding(ranks: Mapping[str, Sequence[_Rank]]) -> str:
     if len(shares) == 1:
         number = units.count(len(next(iter(ranks.values()))[0].engine), "step")
         return f"The engine has nothing to do for {100 * next(iter(shares.values())):.0f} % of the time of {number}"
-    texts = [f"{100 * s:.0f} % of the time ({name})" for name, s in shares.items()]
-    return "The engine has nothing to do for " + ", ".join(texts)
-
-
-@styled
-def launch_tax(
-    steps: Mapping[str, tuple[float, float]], *, title: str | None = None, size: Size = "notebook"
-) -> Figure:
-    """steps: name -> (seconds the device computes, seconds the whole step takes). The rest is the tax: the device
-    waits for the next kernel to be launched."""
-    if not steps:
-        raise ValueError("steps is empty: give at least one name -> (busy seconds, step seconds)")
-    for name, (busy, whole) in steps.items():
-        if not 0 <= busy <= whole or whole == 0:
-            raise ValueError(f"{name!r} computes for {busy} s of a step of {whole} s: not possible")
-    taxes = ", ".join(f"{units.share(whole - busy, whole)} of {name}" for name, (busy, whole) in steps.items())
-    figure, (axes,) = new_figure(size, title or f"Waiting for launches takes {taxes}", tall=0.4 + 0.13 * len(steps))
-    unit = units.time_unit(max(whole for _, whole in steps.values()))
-    for row, (busy, whole) in enumerate(steps.values()):
-        axes.barh(row, busy / unit.scale, 0.6, color=PALETTE[0])
-        axes.barh(row, (whole - busy) / unit.scale, 0.6, left=busy / unit.scale, color=WARNING, alpha=0.28)
-    axes.set_yticks(range(len(steps)), list(steps))
-    axes.set_ylim(len(steps) - 0.5, -0.5)
-    axes.set_xlabel(f"time of one step ({unit.name})")
-    axes.grid(axis="x")
-    few_ticks(axes.xaxis, whole=False)
-    entries = [("the device computes", swatch(PALETTE[0])), ("it waits for a launch", swatch(WARNING, alpha=0.28))]
-    legend(figure, size, entries)
-    return figure
+    texts = [f"{100 * share:.0f} % ({name})" for name, share in shares.items()]
+    return f"Time in which the engine has nothing to do: {', '.join(texts)}"

@@ -44,7 +44,7 @@ def server_trace(requests: int = 3, steps: int = 6, ranks: int = 1) -> list[Even
             add("decode", "e", 2 + 5 * steps, "requests", uid, rank=rank)
         for step in range(steps):
             at, phase = 2 + 5 * step, "decode" if step else "prefill"
-            plan = {"step": step + 1, "phase": phase, "requests": requests}
+            plan = {"step": step + 1, "phase": phase, "requests": requests, "padded": requests + step % 2}
             add("schedule", "X", at, "scheduler", duration=2 * MS, rank=rank, **plan)
             tokens = requests * (1 if step else 10)
             add("forward", "X", at + 2, "engine", duration=3 * MS, rank=rank, step=step + 1, tokens=tokens)
@@ -168,6 +168,9 @@ FIGURES: dict[str, Draw] = {
     "shards, replicated": lambda size: viz.shards(WIDE, 8, size=size),
     "launch tax": lambda size: viz.launch_tax(
         {"eager": (0.0021, 0.0078), "one CUDA graph": (0.0021, 0.0022)}, size=size
+    ),
+    "time parts": lambda size: viz.time_parts(
+        {"tp 1": {"compute": 2e-3, "communication": 0}, "tp 2": {"compute": 1e-3, "communication": 4e-4}}, size=size
     ),
     "journey": lambda size: viz.journey(server_trace(), 1, size=size),
 }

@@ -1,0 +1,204 @@
+"""What figures say is what the run did: steps, states, pages, latencies, bubbles, probabilities. Titles tell it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from inputs import (
+    GIB,
+    MODEL,
+    MS,
+    POINTS,
+    WIDE,
+    alone_trace,
+    logits,
+    page_run,
+    pool_with_rows,
+    server_trace,
+    token_name,
+    tree_run,
+)
+from tiny_model import make_tiny_model
+
+from minisgl import viz
+from minisgl.core.sampling_params import SamplingParams
+from minisgl.core.trace import Event
+from minisgl.stage4.radix_cache import RadixCache
+from minisgl.stage5.cost_model import H200
+from minisgl.stage5.llm import LLM
+from minisgl.viz.sampling import probabilities
+
+
+def test_triangles_are_those_of_the_claim() -> None:
+    counts = {f"Stage {n}": viz.step_tokens(alone_trace(n == 1), 0) for n in (1, 2)}
+    assert {name: sum(steps) for name, steps in counts.items()} == {"Stage 1": 6112, "Stage 2": 127}
+    title = viz.cost_triangles(counts).get_suptitle()
+    assert title == "Stage 2 computes 127 tokens where Stage 1 computes 6,112"
+
+
+def test_steps() -> None:
+    steps = viz.steps(server_trace(requests=3, steps=6))
+    assert [(step.decode, step.extend) for step in steps] == [(0, 30)] + [(3, 0)] * 5
+    assert steps[1].start == pytest.approx(0.009)
+    assert steps[1].end == pytest.approx(0.012)
+
+
+def test_mixed_step_needs_its_decode_tokens() -> None:
+    mixed = Event("mixed", "X", 0, "engine", args={"tokens": 9}, duration=5)
+    with pytest.raises(ValueError, match=r"step 1 \(mixed\) of the trace does not say its decode"):
+        viz.steps([mixed])
+    known = Event("mixed", "X", 0, "engine", args={"tokens": 9, "decode": 2}, duration=5)
+    assert viz.steps([known])[0][2:4] == (2, 7)
+
+
+def test_padding_of_a_graph() -> None:
+    plan = Event("schedule", "X", 0, "scheduler", args={"step": 1, "phase": "decode", "requests": 3, "padded": 8})
+    (step,) = viz.steps([plan, Event("forward", "X", 1, "engine", args={"step": 1, "tokens": 3}, duration=5)])
+    assert (step.decode, step.padding) == (3, 5)
+
+
+def test_request_states_of_one_rank_only() -> None:
+    alone, both = viz.request_spans(server_trace()), viz.request_spans(server_trace(ranks=2))
+    assert alone == both
+    assert [span.state for span in alone if span.uid == 1] == ["queued", "prefill", "decode"]
+    assert alone[0].end - alone[0].start == pytest.approx(0.001)
+
+
+def test_state_that_never_ends_lasts_to_the_end() -> None:
+    events = [event for event in server_trace() if not (event.name == "decode" and event.phase == "e")]
+    last = max(event.ts + (event.duration or 0) for event in events) - events[0].ts
+    ends = {span.end for span in viz.request_spans(events) if span.state == "decode"}
+    assert list(ends) == pytest.approx([last / 1e9])
+
+
+def test_bubbles_are_two_parts_of_five() -> None:
+    """3 ms of each 5 ms the engine runs; the last step ends without a bubble: 10 of 28 ms."""
+    assert "36 % of the time of 6 steps" in viz.timeline(server_trace()).get_suptitle()
+    assert "25 % of the time of 2 steps" in viz.timeline(server_trace(), first=2, count=2).get_suptitle()  # 2 of 8 ms
+    both = viz.timeline({"off": server_trace(), "on": server_trace(ranks=2)}).get_suptitle().replace("\n", " ")
+    assert both.endswith("36 % (off), 36 % (on)")
+
+
+def test_latencies() -> None:
+    first, between = viz.latencies(server_trace(requests=2, steps=3))
+    assert first == pytest.approx([0.0075] * 2)
+    assert between == pytest.approx([0.005] * 4)
+    without_messages = [event for event in server_trace() if event.track != "messages"]
+    assert viz.latencies(without_messages)[0] == pytest.approx([0.006] * 3)
+
+
+def test_pages_of_a_trace() -> None:
+    snapshots = viz.page_snapshots(server_trace(requests=3), num_pages=8)
+    assert snapshots[2].rows == {0: [0, 1], 1: [0, 3], 2: [4, 5]}
+    assert (snapshots[2].num_shared, snapshots[2].num_free) == (1, 3)
+    assert snapshots[3].rows == {1: [0, 3], 2: [4, 5]}
+    assert snapshots[3].cached == {1}
+    assert (snapshots[4].cached, snapshots[4].num_free) == (frozenset(), 4)
+
+
+def test_pages_of_a_live_pool() -> None:
+    table, allocator, reqs = pool_with_rows()
+    snapshot = viz.snapshot_pages(table, allocator, reqs)
+    assert snapshot.num_free == allocator.num_free
+    assert {uid: len(pages) for uid, pages in snapshot.rows.items()} == {0: 5, 1: 4, 2: 7}
+    assert "up to 1 shared" in viz.page_map(page_run()).get_suptitle()
+
+
+def test_pages_of_a_real_run(tmp_path: Path) -> None:
+    """After each token: what is drawn free is what the allocator has, and the common prefix is in all rows."""
+    options = {"page_size": 4, "num_pages": 64, "threads": 1, "dtype": "float32"}
+    prefix = list(range(16))
+    params = SamplingParams(max_tokens=6, ignore_eos=True)
+    with LLM(str(make_tiny_model(tmp_path / "model")), **options) as llm:
+        llm.generate([[*prefix, 99]], params)
+        snapshots = []
+        for _ in llm.stream([[*prefix, uid] for uid in range(3)], params):
+            snapshots.append(viz.snapshot_scheduler(llm.scheduler))
+            assert snapshots[-1].num_free == llm.scheduler.cache.allocator.num_free
+    assert max(snapshot.num_shared for snapshot in snapshots) == 4  # pages
+    assert snapshots[-1].cached
+
+
+def test_radix_steps_say_what_happened() -> None:
+    findings = [snapshot.finding for snapshot in tree_run()[1:]]
+    assert findings == [
+        "insert: 20 tokens inserted",
+        "insert: 12 tokens hit, 1 node split, 12 tokens inserted",
+        "insert: 48 tokens inserted",
+        "match: 20 tokens hit",
+        "lock: 20 tokens hit, 20 more tokens locked",
+        "evict: 12 tokens evicted",
+        "match: nothing found, nothing changed",
+    ]
+
+
+def test_radix_snapshot_is_the_tree() -> None:
+    snapshot = tree_run()[5]
+    by_length = sorted((len(node.tokens), node.ref_count) for node in snapshot.nodes())
+    assert by_length == [(8, 1), (12, 0), (12, 1), (48, 0)]
+    goes = snapshot.next_to_go()
+    assert goes is not None
+    assert bytes(goes.tokens) == b"down and cri"
+    assert viz.snapshot_tree(RadixCache(4)).next_to_go() is None
+
+
+def test_probabilities_are_the_samplers() -> None:
+    """Against arithmetic written out: temperature, then the fewest tokens that hold top_p."""
+    params = SamplingParams(temperature=0.5, top_p=0.8)
+    expected = torch.softmax(logits() / 0.5, 0)  # descending as the logits are
+    keep = int((expected.cumsum(0) < 0.8).sum()) + 1
+    expected[keep:] = 0
+    torch.testing.assert_close(probabilities(logits(), params), expected / expected.sum())
+    greedy = probabilities(logits(), SamplingParams(temperature=0))
+    assert greedy.tolist() == [1.0] + [0.0] * 399
+    title = viz.logits_to_token(logits(), params, token_name).get_suptitle()
+    assert title.startswith(f"{keep} of 400 tokens may be drawn, “␣Paris”")
+
+
+def test_budget_is_the_engines() -> None:
+    """The walk-through's 5.2."""
+    parts, pages = viz.budget_parts(0.9, 78 * GIB, 16 * GIB, 128 << 10)
+    assert 443_900 < pages < 444_100
+    assert sum(parts.values()) == 78 * GIB
+    assert parts["KV pages"] == pages * (128 << 10)
+    figure = viz.memory_budget(parts, pages=("KV pages", pages))
+    assert f"54.2 GiB of 78 GiB are left for {pages:,} pages" == figure.get_suptitle()
+
+
+def test_titles_state_the_finding() -> None:
+    waste = viz.memory_waste({0: 100, 1: 60}, 512, 16).get_suptitle()
+    assert waste == "Of contiguous slots 84 % stay empty, of pages of 16 only 9 %"
+    growth = viz.cache_bytes({"smollm2": 46080}, 8192).get_suptitle()
+    assert growth == "smollm2 keeps 45 KiB for each token: 8,192 tokens take 360 MiB"
+    assert viz.gantt(server_trace()).get_suptitle() == "3 requests, at most 3 at a time: request 0 waits 1 ms"
+    bounds = viz.roofline(POINTS, H200).get_suptitle().replace("\n", " ")
+    assert bounds.startswith("Memory bounds decode, 1 request (0.964), decode, 64 requests (40.5); arithmetic bounds")
+    assert viz.shards(MODEL, 2).get_suptitle() == "9 q heads on 2 ranks are 6 + 3, and 3 KV heads 2 + 1"
+    assert "2 ranks hold each of the 4 KV heads" in viz.shards(WIDE, 8).get_suptitle().replace("\n", " ")
+    taxes = viz.launch_tax({"eager": (0.2, 0.8)}).get_suptitle()
+    assert taxes == "Share of a step in which the device waits for launches: 75 % (eager)"
+    assert viz.gantt(server_trace(), title="mine").get_suptitle() == "mine"
+
+
+def test_what_cannot_be_drawn_is_said() -> None:
+    empty = [Event("x", "i", MS, "nowhere")]
+    for draw, message in (
+        (viz.gantt, "tells of no request"),
+        (viz.batch_composition, "no step"),
+        (viz.timeline, "no step"),
+        (viz.page_usage, 'no counter "pages"'),
+        (viz.page_snapshots, "row_pages"),
+        (viz.journey, "no messages"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            draw(empty)
+    with pytest.raises(ValueError, match="step must be from 1 to 6, not 7"):
+        viz.batch_composition(server_trace(), step=7)
+    with pytest.raises(ValueError, match="has no request 9"):
+        viz.journey(server_trace(), 9)
+    with pytest.raises(ValueError, match="at most 40 can be drawn"):
+        viz.page_table(pool_with_rows(99)[0], pool_with_rows(99)[2], 99)
+    with pytest.raises(ValueError, match="not possible"):
+        viz.launch_tax({"eager": (2.0, 1.0)})
