@@ -23,6 +23,7 @@ log = logging.getLogger("minisgl")
 
 _CPU = torch.device("cpu")
 _PARTS = ("fi", "triton")
+_FEW_TOKENS = 2048  # prompts of a batch together; up to here a GPU waits for launches
 _CUDA_CORE_GROUPS = (1, 2, 3, 4, 8)  # FlashInfer's CUDA-core decode is compiled for these
 
 
@@ -54,15 +55,17 @@ def create_attention(
 def _best(s: Shape) -> AttentionBackend:
     if s.device.type == "cpu":
         return PagedTorchAttention(*s[:4])
-    reasons = []
-    for part in _PARTS:
-        if reason := _missing(part, s.dtype, s.device):
-            reasons.append(reason)
-            continue
-        try:
-            return _hybrid(part, part, s)
-        except Exception as error:  # a kernel that does not compile or load here, for whatever reason
-            reasons.append(f"{part} failed ({str(error).strip().splitlines()[0]:.200})")
+    # An H200's µs a layer, 256 rows of 100 to 2000 tokens, 2 and 4 query heads a KV head: our decode 281 and 290 at any
+    # page size, FlashInfer's xqa 292 and 295 with pages of 64, 321 of 16; its planned kernels 317 and 280.
+    reasons: list[str] = []
+    for prefill in _PARTS:
+        reason = _missing(prefill, s.dtype, s.device) or _missing("triton", s.dtype, s.device)
+        if reason is None:
+            try:
+                return _hybrid(prefill, "triton", s, f" ({'; '.join(reasons)})" if reasons else "")
+            except Exception as error:  # a kernel that does not compile or load here, for whatever reason
+                reason = f"{prefill} failed: {str(error).strip().splitlines()[0]:.200}"
+        reasons.append(reason)
     log.warning("attention: plain torch, slow (%s)", "; ".join(reasons))
     return PagedTorchAttention(*s[:4])
 
@@ -81,19 +84,21 @@ def _missing(part: str, dtype: torch.dtype, device: torch.device) -> str | None:
     return None
 
 
-def _hybrid(prefill: str, decode: str, s: Shape) -> HybridAttention:
-    from minisgl.attention.triton_attention import TritonDecode, TritonPrefill
+def _hybrid(prefill: str, decode: str, s: Shape, why: str = "") -> HybridAttention:
+    from minisgl.attention.triton_attention import PrefillBySize, TritonDecode, TritonPrefill
 
     kinds = {}
-    first: PrefillPart = TritonPrefill(s.page_size)
+    recordable = TritonPrefill(s.page_size)
+    first: PrefillPart = recordable
     second: DecodePart = TritonDecode(s.page_size)
     if prefill == "fi":
-        first, kinds["prefill"] = _flashinfer_prefill(s)
+        large, kinds["prefill"] = _flashinfer_prefill(s)
+        first = PrefillBySize(recordable, large, _FEW_TOKENS)
     if decode == "fi":
         second, kinds["decode"] = _flashinfer_decode(s)
     described = [f"{name} by {kinds.get(name, 'our Triton kernel')}" for name in ("prefill", "decode")]
-    log.info("attention: %s, %s (group %d, page %d)", *described, s.group, s.page_size)
-    return HybridAttention(first, second)
+    log.info("attention: %s, %s, %d query heads a KV head, pages of %d%s", *described, s.group, s.page_size, why)
+    return HybridAttention(first, second, recordable)
 
 
 def _flashinfer_prefill(s: Shape) -> tuple[PrefillPart, str]:

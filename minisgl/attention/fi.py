@@ -135,7 +135,7 @@ class XqaDecode(PagedDecode):
 
     def attend(self, q: Tensor, layer_id: int, cache: KVCache, metadata: PagedRows) -> Tensor:
         return trtllm_batch_decode_with_kv_cache(
-            q, self.shape.by_page(cache, layer_id), self._workspace, *metadata,
+            q, self.shape.by_page(cache, layer_id), self._workspace, metadata.pages, metadata.lengths,
             max_seq_len=metadata.pages.shape[1] * self.page_size, bmm1_scale=self.shape.head_dim**-0.5,
             bmm2_scale=1.0, kv_layout="NHD", backend="xqa",
         )  # fmt: skip

@@ -19,6 +19,7 @@ class PagedRows(NamedTuple):
 
     pages: Tensor  # int32 [rows, most pages]
     lengths: Tensor  # int32 [rows]: tokens in the cache, the new one included
+    order: Tensor  # int32 [rows]: rows from the longest to the shortest, the order to begin them in
 
 
 class ExtendRows(NamedTuple):
@@ -32,16 +33,19 @@ class ExtendRows(NamedTuple):
 
 def paged_rows(reqs: Sequence[Req], page_table: Tensor, page_size: int) -> PagedRows:
     """One copy to the device, and two kernels there: no length is ever asked of it."""
-    numbers = torch.tensor([[req.table_idx for req in reqs], [req.device_len for req in reqs]], dtype=torch.int32)
-    longest = int(numbers[1].max())
-    rows, lengths = to_device(numbers, page_table.device)
-    return PagedRows(page_table[:, :longest:page_size].index_select(0, rows) // page_size, lengths)
+    sizes = [req.device_len for req in reqs]
+    order = sorted(range(len(sizes)), key=sizes.__getitem__, reverse=True)
+    numbers = torch.tensor([[req.table_idx for req in reqs], sizes, order], dtype=torch.int32)
+    rows, lengths, begin = to_device(numbers, page_table.device)
+    pages = page_table[:, : sizes[order[0]] : page_size].index_select(0, rows) // page_size
+    return PagedRows(pages, lengths, begin)
 
 
 def extend_rows(reqs: Sequence[Req], page_table: Tensor, page_size: int) -> ExtendRows:
     counts = [req.extend_len for req in reqs]
     starts = device_tensor(list(accumulate(counts, initial=0)), torch.int32, page_table.device)
-    return ExtendRows(*paged_rows(reqs, page_table, page_size), starts, max(counts))
+    rows = paged_rows(reqs, page_table, page_size)
+    return ExtendRows(rows.pages, rows.lengths, starts, max(counts))
 
 
 class RecordedRows:
@@ -52,9 +56,10 @@ class RecordedRows:
         dummy_page = page_table[-1, :1] // page_size
         self._pages = dummy_page.expand(max_size, page_table.shape[1] // page_size).contiguous()
         self._lengths = torch.ones(max_size, dtype=torch.int32, device=page_table.device)
+        self._order = torch.arange(max_size, dtype=torch.int32, device=page_table.device)
 
     def first(self, size: int) -> PagedRows:
-        return PagedRows(self._pages[:size], self._lengths[:size])
+        return PagedRows(self._pages[:size], self._lengths[:size], self._order[:size])
 
     def fill(self, batch: Batch, rows: PagedRows) -> None:
         size, most = rows.pages.shape
@@ -62,3 +67,25 @@ class RecordedRows:
             raise RuntimeError(f"metadata of {size} rows for a batch padded to {batch.padded_size}")
         self._pages[:size, :most].copy_(rows.pages)
         self._lengths[:size].copy_(rows.lengths)
+        self._order[:size].copy_(rows.order)
+
+
+class RecordedExtend:
+    """The ExtendRows that recorded graphs read: some number of rows, of which those that are not needed are empty."""
+
+    def __init__(self, max_rows: int, page_table: Tensor, page_size: int) -> None:
+        self._max_rows, self._decode = max_rows, RecordedRows(max_rows, page_table, page_size)
+        self._starts = torch.zeros(max_rows + 1, dtype=torch.int32, device=page_table.device)
+
+    def of(self, tokens: int) -> ExtendRows:
+        """For graphs of so many tokens in all."""
+        rows = self._decode.first(self._max_rows)
+        return ExtendRows(rows.pages, rows.lengths, self._starts, tokens)
+
+    def fill(self, rows: ExtendRows) -> None:
+        size, most = rows.pages.shape
+        pages, lengths, starts, _ = self.of(0)
+        pages[:size, :most].copy_(rows.pages)
+        lengths[:size].copy_(rows.lengths)
+        starts[: size + 1].copy_(rows.starts)
+        starts[size + 1 :] = rows.starts[-1]  # rows of no tokens

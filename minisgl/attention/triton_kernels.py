@@ -14,8 +14,8 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from minisgl.kernel.triton_runs import launches_early
 
-_PROGRAMS = 528  # four for each of a large GPU's processors
-_MOST_SPLITS = 64
+_PROGRAMS = 1024  # eight for each of a large GPU's processors
+_SPLITS = 2, 32  # least: rows of different lengths then even out; most: each part costs an addition at the end
 
 
 def decode(
@@ -24,24 +24,23 @@ def decode(
     v_cache: Tensor,
     pages: Tensor,
     lengths: Tensor,
+    order: Tensor,
     page_size: int,
     splits: int,
-    keys: int = 32,
-    warps: int = 4,
-    stages: int = 3,
 ) -> Tensor:
     """q: [rows, q_heads, head_dim]; k_cache, v_cache: [slots, kv_heads, head_dim]; pages: int32 [rows, most pages];
-    lengths: int32 [rows], tokens of each row in the cache. splits: from `decode_splits`. Returns q's shape."""
+    lengths: int32 [rows], tokens of each row in the cache. order: int32 [rows], all rows, the longest first so that none
+    of those is left over at the end. splits: from `decode_splits`. Returns q's shape."""
     rows, q_heads, dim = q.shape
     kv_heads, pdl = k_cache.shape[1], launches_early(q.device)
     group = q_heads // kv_heads
     partial = torch.empty((rows, q_heads, splits, dim), dtype=torch.float32, device=q.device)
     logsumexp = torch.empty((rows, q_heads, splits), dtype=torch.float32, device=q.device)
     block_dim, block_heads = max(16, triton.next_power_of_2(dim)), max(16, triton.next_power_of_2(group))
-    _decode_part[(rows, kv_heads, splits)](
-        q, k_cache, v_cache, pages, lengths, partial, logsumexp, dim**-0.5 * 1.4426950408889634,
+    _decode_part[(kv_heads, splits, rows)](
+        q, k_cache, v_cache, pages, lengths, order, partial, logsumexp, dim**-0.5 * 1.4426950408889634,
         q.stride(0), q.stride(1), k_cache.stride(0), pages.stride(0), kv_heads, dim,
-        page_size, group, block_heads, block_dim, keys, splits, pdl, num_warps=warps, num_stages=stages, launch_pdl=pdl,
+        page_size, group, block_heads, block_dim, 32, splits, pdl, num_warps=2, num_stages=4, launch_pdl=pdl,
     )  # fmt: skip
     out = torch.empty((rows, q_heads, dim), dtype=q.dtype, device=q.device)
     _add_parts[(rows, q_heads)](
@@ -52,7 +51,8 @@ def decode(
 
 def decode_splits(rows: int, kv_heads: int) -> int:
     """So that few rows still fill the GPU. It depends on no length: a recorded graph keeps it."""
-    return min(_MOST_SPLITS, triton.next_power_of_2(triton.cdiv(_PROGRAMS, rows * kv_heads)))
+    least, most = _SPLITS
+    return max(least, min(most, triton.next_power_of_2(triton.cdiv(_PROGRAMS, rows * kv_heads))))
 
 
 def extend(
@@ -81,16 +81,16 @@ def extend(
 
 @triton.jit
 def _decode_part(
-    q, k_cache, v_cache, pages, lengths, partial, logsumexp, scale,
+    q, k_cache, v_cache, pages, lengths, order, partial, logsumexp, scale,
     q_row, q_head, slot_size, pages_row, kv_heads, dim,
     PAGE: tl.constexpr, GROUP: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, KEYS: tl.constexpr,
     SPLITS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """The query heads of one KV head of one row, over one part of the row's keys."""
-    row, kv_head, split = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
+    kv_head, split, row = tl.program_id(0), tl.program_id(1), tl.load(order + tl.program_id(2)).to(tl.int64)
     length = tl.load(lengths + row)
     each = tl.cdiv(tl.cdiv(length, SPLITS), KEYS) * KEYS
     start, end = split * each, tl.minimum(split * each + each, length)

@@ -33,13 +33,18 @@ def norm_rope_store(
     q = torch.empty((tokens, num_q_heads, head_dim), dtype=heads.dtype, device=heads.device)
     q_weight, k_weight = weights or (table, table)  # not read without a norm
     half = triton.next_power_of_2(head_dim // 2)
-    heads_each, pdl = 4, launches_early(heads.device)
+    (heads_each, warps), pdl = _tile(tokens), launches_early(heads.device)
     grid = (tokens, triton.cdiv(num_heads, heads_each))
     _norm_rope_store[grid](
         heads, q, q_weight, k_weight, eps, table, positions, k_cache, v_cache, out_loc, num_q_heads, k_cache.shape[1],
-        head_dim // 2, weights is not None, heads_each, half, pdl, num_warps=2, launch_pdl=pdl,
+        head_dim // 2, weights is not None, heads_each, half, pdl, num_warps=warps, launch_pdl=pdl,
     )  # fmt: skip
     return q
+
+
+def _tile(tokens: int) -> tuple[int, int]:
+    """Heads a program, and its warps."""
+    return (4, 2) if tokens < 512 else (16, 4)
 
 
 @triton.jit

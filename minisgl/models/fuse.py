@@ -20,7 +20,7 @@ from minisgl.kernel.triton_runs import triton_runs
 from minisgl.layers.activation import SiluAndMul
 from minisgl.layers.linear import LocalLinear
 from minisgl.layers.norm import RMSNorm, RMSNormFused
-from minisgl.models.blocks import CausalLM, RopeAttention
+from minisgl.models.blocks import CausalLM, DecoderLayer, GatedMLP, RopeAttention
 
 
 def fuse(model: CausalLM, attention: AttentionBackend, device: torch.device) -> bool:
@@ -39,6 +39,8 @@ def fuse(model: CausalLM, attention: AttentionBackend, device: torch.device) -> 
             _replace(module, "forward", partial(kernels[type(module)], module))
         elif isinstance(module, LocalLinear):
             _replace(module, "product", partial(_product, module))
+        elif isinstance(module, DecoderLayer) and _is_plain(module):
+            _replace(module, "forward", partial(_layer, module))
     attend_cached = getattr(attention, "attend_cached", None)
     if attend_cached is not None:
         rotary = model.model.rotary_emb
@@ -63,6 +65,34 @@ def _attend(
     eps = q_norm.eps if q_norm is not None else 0.0
     q = norm_rope_store(heads, layer.num_heads, weights, eps, table, ctx.positions, k_cache, v_cache, ctx.out_loc)
     return attend_cached(q, layer.layer_id, ctx)
+
+
+def _is_plain(layer: DecoderLayer) -> bool:
+    """Whether `_layer` computes what this layer does."""
+    from minisgl.kernel.triton_linear import MOST_NORMED
+
+    attention, mlp = layer.self_attn, layer.mlp
+    if type(attention) is not RopeAttention or type(mlp) is not GatedMLP or type(mlp.gate) is not SiluAndMul:
+        return False
+    biases = attention.qkv_proj.bias, mlp.gate_up_proj.bias
+    return biases == (None, None) and attention.qkv_proj.weight.shape[1] <= MOST_NORMED
+
+
+def _layer(layer: DecoderLayer, x: Tensor, residual: Tensor | None, ctx: Context) -> tuple[Tensor, Tensor]:
+    """As `DecoderLayer.forward`; one row takes both norms, the gate and the products around them in two kernels."""
+    from minisgl.kernel.triton_linear import norm_gemv
+
+    if len(x) != 1 or residual is None:
+        return DecoderLayer.forward(layer, x, residual, ctx)
+    attention, mlp = layer.self_attn, layer.mlp
+    assert isinstance(attention, RopeAttention)  # _is_plain
+    assert isinstance(mlp, GatedMLP)
+    norm = layer.input_layernorm
+    heads, residual = norm_gemv(x, residual, norm.weight, norm.eps, attention.qkv_proj.weight)
+    x = attention.o_proj(attention.attend(heads.view(1, -1, attention.head_dim), ctx).flatten(1))
+    norm = layer.post_attention_layernorm
+    gated, residual = norm_gemv(x, residual, norm.weight, norm.eps, mlp.gate_up_proj.weight, silu=True)
+    return mlp.down_proj(gated), residual
 
 
 def _product(layer: LocalLinear, x: Tensor, bias: Tensor | None) -> Tensor:

@@ -16,7 +16,13 @@ class OverlapConfig(ParallelConfig):
         "largest decode batch that runs as a CUDA graph, 0 for none; default: what the GPU has room for",
         metavar="N",
     )
+    cuda_graph_max_prefill: int = option(
+        2048,
+        "most prompt tokens of a batch that run as a CUDA graph, 0 for none; needs --attn auto, fi or triton",
+        metavar="N",
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.at_least("cuda_graph_max_bs", 0)
+        self.at_least("cuda_graph_max_prefill", 0)

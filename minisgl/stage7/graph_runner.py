@@ -20,6 +20,7 @@ from minisgl.core.protocols import AttentionBackend
 from minisgl.kernel.device import free_memory
 from minisgl.stage6.engine import RankEngine
 from minisgl.stage7.config import OverlapConfig
+from minisgl.stage7.prefill_graphs import PrefillGraphs, record_prefill
 
 log = logging.getLogger("minisgl")
 
@@ -103,15 +104,19 @@ class GraphEngine(RankEngine):
     config: OverlapConfig
 
     def prepare_to_run(self) -> None:
-        self.graphs = _record_graphs(self)
+        self.graphs: GraphRunner | None = None
+        self.prefill_graphs: PrefillGraphs | None = None
+        _record_graphs(self)
 
     def pad(self, batch: Batch) -> None:
-        if self.graphs is not None:
-            self.graphs.pad(batch)
+        for graphs in (self.graphs, self.prefill_graphs):
+            if graphs is not None:
+                graphs.pad(batch)
 
     def run_model(self, batch: Batch) -> Tensor:
-        if self.graphs is not None and self.graphs.can_run(batch):
-            return self.graphs.replay(batch)
+        for graphs in (self.graphs, self.prefill_graphs):
+            if graphs is not None and graphs.can_run(batch):
+                return graphs.replay(batch)
         return super().run_model(batch)
 
 
@@ -120,8 +125,8 @@ def graph_sizes(largest: int) -> list[int]:
     return [size for size in [*range(largest // 8 * 8, 0, -8), 4, 2, 1] if size <= largest]
 
 
-def _record_graphs(engine: GraphEngine) -> GraphRunner | None:
-    """None, with the reason in the log, when decode steps are launched kernel by kernel."""
+def _record_graphs(engine: GraphEngine) -> None:
+    """Sets the engine's graphs; says in the log why there are none when steps are launched kernel by kernel."""
     largest = _largest_size(engine)
     if largest == 0:
         log.info("CUDA graphs: off")
@@ -136,11 +141,10 @@ def _record_graphs(engine: GraphEngine) -> GraphRunner | None:
     else:
         sizes = graph_sizes(largest)
         log.info("CUDA graphs: recording %d batch sizes: %s", len(sizes), " ".join(map(str, sizes)))
-        free = free_memory(engine.device)
-        runner = GraphRunner(engine, engine.attention, sizes, CudaGraphMaker(engine.device))
+        free, make_graph = free_memory(engine.device), CudaGraphMaker(engine.device)
+        engine.graphs = GraphRunner(engine, engine.attention, sizes, make_graph)
+        engine.prefill_graphs = record_prefill(engine, engine.config.cuda_graph_max_prefill, make_graph)
         log.info("CUDA graphs: %.2f GiB", (free - free_memory(engine.device)) / 2**30)
-        return runner
-    return None
 
 
 def _largest_size(engine: GraphEngine) -> int:

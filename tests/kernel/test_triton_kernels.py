@@ -13,7 +13,7 @@ if not torch.cuda.is_available() and "TRITON_INTERPRET" not in os.environ:
     pytest.skip("needs a GPU, or TRITON_INTERPRET=1 (and NumPy below 2.4)", allow_module_level=True)
 
 from minisgl.core.sampling_params import SamplingParams
-from minisgl.kernel.triton_linear import gemv
+from minisgl.kernel.triton_linear import gemv, norm_gemv
 from minisgl.kernel.triton_norm import add_rms_norm, rms_norm, silu_and_mul
 from minisgl.kernel.triton_rope import norm_rope_store
 from minisgl.kernel.triton_sample import sample_rows
@@ -73,6 +73,25 @@ def test_gemv(outputs: int, inputs: int, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     x, weight = random(1, inputs, dtype=dtype), random(outputs, inputs, dtype=dtype)
     assert_near(gemv(x, weight).double(), x.double() @ weight.double().T)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("outputs", "inputs"), [(38, 1024), (6, 100)])
+def test_norm_gemv(outputs: int, inputs: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x, residual, weight = (
+        random(1, inputs, dtype=dtype),
+        random(1, inputs, dtype=dtype),
+        random(outputs, inputs, dtype=dtype),
+    )
+    norm = RMSNormFused(inputs, 1e-6)
+    norm.weight = torch.nn.Parameter(random(inputs, dtype=dtype), requires_grad=False)
+    normed, expected_total = norm(x, residual)
+    product = (normed.double() @ weight.double().T).to(dtype)
+    for silu, expected in ((False, product), (True, SiluAndMul()(product))):
+        out, total = norm_gemv(x, residual, norm.weight, 1e-6, weight, silu)
+        assert_near(out, expected)
+        assert_near(total, expected_total)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

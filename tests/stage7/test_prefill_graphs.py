@@ -1,0 +1,101 @@
+"""Prompts as graphs, all but CUDA itself: which batches are padded, and with what. tests/gpu runs the real ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_model import make_tiny_model
+from torch import Tensor
+
+from minisgl.attention.paged_torch import PagedTorchAttention
+from minisgl.core.batch import Batch
+from minisgl.core.config import make_config
+from minisgl.core.req import Req
+from minisgl.core.sampling_params import SamplingParams
+from minisgl.models.config import ModelConfig
+from minisgl.stage7.config import OverlapConfig
+from minisgl.stage7.graph_runner import GraphEngine
+from minisgl.stage7.prefill_graphs import record_prefill
+
+
+class RecordableAttention(PagedTorchAttention):
+    """Its lengths are fixed once recorded, so only a batch like the recorded one would come out right."""
+
+    def init_capture_prefill(self, max_rows: int, page_table: Tensor) -> bool:
+        return True
+
+    def prepare_for_capture(self, batch: Batch) -> Any:
+        return None
+
+    def prepare_for_replay(self, batch: Batch) -> None:
+        self.replayed = [req.extend_len for req in batch.padded_reqs]
+
+
+@pytest.fixture
+def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> GraphEngine:
+    kind = getattr(request, "param", RecordableAttention)
+    monkeypatch.setattr("minisgl.stage3.engine.create_attention", lambda name, *shape: kind(*shape[:4]))
+    options = {"dtype": "float32", "device": "cpu", "num_pages": 64, "page_size": 4, "max_running_requests": 20}
+    folder = make_tiny_model(tmp_path)
+    return GraphEngine(make_config(OverlapConfig, options), folder, ModelConfig.from_folder(folder), 200)
+
+
+def req(engine: GraphEngine, row: int, tokens: int, cached: int = 0) -> Req:
+    return Req(row, torch.zeros(cached + tokens, dtype=torch.int32), SamplingParams(max_tokens=1), row, cached)
+
+
+@pytest.mark.parametrize("engine", [PagedTorchAttention], indirect=True)
+def test_a_backend_that_cannot_record_prompts_has_no_such_graphs(engine: GraphEngine) -> None:
+    assert record_prefill(engine, 2048, lambda run: run) is None
+
+
+def test_sizes_are_those_that_fit(engine: GraphEngine) -> None:
+    assert record_prefill(engine, 63, lambda run: run) is None
+    recorded: list[Any] = []
+    record_prefill(engine, 2048, lambda run: recorded.append(run) or run)
+    assert len(recorded) == 2, "64 and 128 of at most 200 positions"
+
+
+def test_padding_is_one_more_request_on_the_dummy_page(engine: GraphEngine) -> None:
+    graphs = record_prefill(engine, 128, lambda run: lambda: None)
+    assert graphs is not None
+    for tokens, padded in (((30, 20), 64), ((64,), 64), ((65,), 128), ((3,) * 15, 64)):
+        batch = Batch([req(engine, row, n, cached=4) for row, n in enumerate(tokens)])
+        graphs.pad(batch)
+        assert batch.num_tokens == padded
+        assert batch.padded_size == len(tokens) + (sum(tokens) < padded)
+        engine.prepare(batch)
+        assert (batch.out_loc[sum(tokens) :] == engine.pool.dummy_slot).all()
+        for each in batch.reqs:
+            each.complete_one()  # a batch is launched after its requests' lengths have advanced
+        assert graphs.can_run(batch)
+
+
+@pytest.mark.parametrize(("tokens", "num_decode"), [((200,), 0), ((1,) * 16, 0), ((1, 1), 2), ((1, 50), 1)])
+def test_too_long_too_many_or_no_prompts_alone(engine: GraphEngine, tokens: tuple[int, ...], num_decode: int) -> None:
+    graphs = record_prefill(engine, 128, lambda run: run)
+    assert graphs is not None
+    batch = Batch([req(engine, row, n) for row, n in enumerate(tokens)], num_decode)
+    graphs.pad(batch)
+    assert batch.padded_size == len(tokens)
+    engine.prepare(batch)
+    assert not graphs.can_run(batch)
+
+
+def test_what_a_longer_batch_left_points_at_no_token_of_a_shorter(engine: GraphEngine) -> None:
+    seen: list[Tensor] = []
+    graphs = record_prefill(engine, 128, lambda run: lambda: seen.append(graphs._logits_rows.clone()))  # type: ignore[union-attr]
+    assert graphs is not None
+    for tokens in ((40, 50, 10), (7,)):
+        batch = Batch([req(engine, row, n) for row, n in enumerate(tokens)])
+        graphs.pad(batch)
+        engine.prepare(batch)
+        batch.input_ids = torch.zeros(batch.num_tokens, dtype=torch.int32)
+        with torch.inference_mode():
+            assert len(graphs.replay(batch)) == len(tokens)
+    assert seen[0][:4].tolist() == [39, 89, 99, 127]
+    assert seen[1][:2].tolist() == [6, 63]
+    assert int(seen[1].max()) == 63
