@@ -29,8 +29,8 @@ def decode(
     splits: int,
 ) -> Tensor:
     """q: [rows, q_heads, head_dim]; k_cache, v_cache: [slots, kv_heads, head_dim]; pages: int32 [rows, most pages];
-    lengths: int32 [rows], tokens of each row in the cache. order: int32 [rows], all rows, the longest first so that none
-    of those is left over at the end. splits: from `decode_splits`. Returns q's shape."""
+    lengths: int32 [rows], tokens of each row in the cache. order: int32 [rows], all rows, the longest first so that
+    none of those is left over at the end. splits: from `decode_splits`. Returns q's shape."""
     rows, q_heads, dim = q.shape
     kv_heads, pdl = k_cache.shape[1], launches_early(q.device)
     group = q_heads // kv_heads
