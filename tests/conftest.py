@@ -6,6 +6,7 @@ import hypothesis
 import pytest
 import torch
 
+from minisgl.learn.pytest_plugin import learners_code, pytest_addoption, pytest_collection_modifyitems  # noqa: F401
 from minisgl.models.builtin import builtin_folder
 
 torch.set_num_threads(1)  # tests run beside other processes; two threads each crawl on two cores

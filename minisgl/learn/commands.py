@@ -89,7 +89,7 @@ def _hint(args: argparse.Namespace) -> int:
     exercise = exercises[0]
     index = next_hint(chapter, exercise)
     print(f"{exercise.number} {exercise.title} · hint {index + 1} of {len(exercise.hints)}\n")
-    print(textwrap.indent(exercise.hints[index].strip(), "  "))
+    print(textwrap.fill(exercise.hints[index], 100, initial_indent="  ", subsequent_indent="  "))
     if index + 1 == len(exercise.hints):
         print(f"\nThat was the last. `minisgl diff {exercise.number}` shows the package's own code.")
     return 0

@@ -61,8 +61,9 @@ def verdicts_on(jobs: Sequence[Job], root: Path) -> Iterator[Verdict]:
                 yield Verdict(**json.loads(line))
             if process.wait() or count < len(jobs):
                 errors.seek(0)
-                words = errors.read().decode(errors="replace").strip().splitlines()
-                raise RuntimeError(f"the tests broke down: {words[-1] if words else 'without a word'}")
+                words = errors.read().decode(errors="replace").strip().splitlines() or ["without a word"]
+                needed = ". They need `pip install -e '.[dev]'`" if "No module named" in words[-1] else ""
+                raise RuntimeError(f"the tests broke down: {words[-1]}{needed}")
         finally:
             process.kill()
             process.wait()

@@ -1,6 +1,6 @@
-"""`--mine 3`: these tests on a learner's code, one exercise's at a time; what is still a stub is skipped as "to do".
+"""pytest's `--mine 3`: the tests of exercises on a learner's code, one exercise's at a time, in this process.
 
-Without it they are ordinary tests of the package.
+What is still a stub is skipped as "to do". Without the option nothing happens: they are ordinary tests of the package.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.getoption("--mine") is None:
+    """Only the tests of these exercises. One that is of two exercises is the first's."""
+    which = config.getoption("--mine")
+    if which is None:
         return
-    chapter, exercises = Course().find(config.getoption("--mine"))
     try:
+        chapter, exercises = Course().find(which)
         answers = Answers(chapter.mine)
     except ValueError as error:
-        raise pytest.UsageError(f"--mine: {error}; `minisgl start {chapter.number}` makes the file") from error
+        raise pytest.UsageError(f"--mine {which}: {error}") from error
     helpers = tuple(answers.helpers(exercises))
-    chosen = []
-    for exercise in exercises:
+    for exercise in reversed(exercises):
         for item in items:
-            if item.nodeid.split("[")[0].startswith(exercise.tests):
+            if any(f"{item.nodeid}[".startswith((f"{test}[", f"{test}::")) for test in exercise.tests):
                 item.stash[ANSWER] = answers.of(exercise), helpers
-                chosen.append(item)
-    config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
-    items[:] = chosen
+    config.hook.pytest_deselected(items=[item for item in items if ANSWER not in item.stash])
+    items[:] = [item for item in items if ANSWER in item.stash]
 
 
 @pytest.fixture(autouse=True)
