@@ -141,12 +141,11 @@ def page_usage(events: Sequence[Event], *, title: str | None = None, size: Size 
     unit = units.time_unit(times[-1])
     values = [[event.args.get(name, 0) for event in counts] for name in names]
     total = max(sum(column) for column in zip(*values, strict=True))
-    if "rows" not in names:  # stage 3 counts free pages only: what is not free is in a row
-        names, values = ["rows", *names], [[total - free for free in values[0]], *values]
     low = min(values[-1])
-    figure, (axes,) = new_figure(
-        size, title or f"{low} of {units.count(total, 'page')} are free when the pool is fullest"
-    )
+    pages = f"{low} of {units.count(total, 'page')}"
+    if "rows" not in names:  # a count of free pages only: how many more there are is not known
+        names, values, pages = ["rows", *names], [[total - n for n in values[0]], *values], units.count(low, "page")
+    figure, (axes,) = new_figure(size, title or f"{pages} are free when the pool is fullest")
     xs = [time / unit.scale for time in times]
     base = np.zeros(len(xs))
     for name, column in zip(names, values, strict=True):

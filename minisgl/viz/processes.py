@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -17,8 +18,21 @@ from minisgl.viz.style import GREY, HATCH, INK, PALE, Size, few_ticks, legend, n
 
 STATIONS = ("API", "tokenizer", "scheduler", "detokenizer")
 # Who sends a message, and to whom: stations by number. A trace has the sender's process with each.
-ROUTES = {"Tokenize": (0, 1), "Generate": (1, 2), "Rejected": (2, 3), "Step": (2, 3), "Replies": (3, 0)}
+# The tokenizer hands an Abort on, and the scheduler a Rejected.
+ROUTES = {
+    "Tokenize": ((0, 1),),
+    "Generate": ((1, 2),),
+    "Abort": ((0, 1), (1, 2)),
+    "Rejected": ((1, 2), (2, 3)),
+    "Step": ((2, 3),),
+    "Replies": ((3, 0),),
+}
 _WIDTH, _STRIDE = 0.15, 0.283
+
+
+class _Hop(NamedTuple):
+    event: Event
+    route: tuple[int, int]
 
 
 @styled
@@ -34,16 +48,27 @@ def journey(
     uid = uids[0] if uid is None else uid
     if uid not in uids:
         raise ValueError(f"the trace has no request {uid}: it has {uids[0]} to {uids[-1]}")
-    own = [event for event in messages if event.uid == uid and event.name in ROUTES]
+    own = _hops([event for event in messages if event.uid == uid and event.name in ROUTES])
     figure, (above, below) = new_figure(size, title or _finding(own, uid), 2, 1.25, height_ratios=[2, 3])
-    senders = {ROUTES[e.name][0]: f"{e.role} {e.rank}" for e in messages if e.name in ROUTES}
-    _map(above, Counter(event.name for event in own), senders, request_color(uid))
+    senders = {hop.route[0]: f"{hop.event.role} {hop.event.rank}" for hop in own}
+    _map(above, Counter((hop.event.name, hop.route) for hop in own), senders, request_color(uid))
     states = _sequence(below, events, own, uid)
     legend(figure, size, state_entries(states))
     return figure
 
 
-def _map(axes: Axes, counts: Counter[str], senders: dict[int, str], color: str) -> None:
+def _hops(messages: Sequence[Event]) -> list[_Hop]:
+    """A message that is handed on takes its routes in their order."""
+    seen: Counter[str] = Counter()
+    hops: list[_Hop] = []
+    for event in messages:
+        routes = ROUTES[event.name]
+        hops.append(_Hop(event, routes[min(seen[event.name], len(routes) - 1)]))
+        seen[event.name] += 1
+    return hops
+
+
+def _map(axes: Axes, counts: Counter[tuple[str, tuple[int, int]]], senders: dict[int, str], color: str) -> None:
     for station, name in enumerate(STATIONS):
         x = station * _STRIDE
         style = "round,pad=0,rounding_size=0.02"
@@ -51,15 +76,15 @@ def _map(axes: Axes, counts: Counter[str], senders: dict[int, str], color: str) 
         axes.text(x + _WIDTH / 2, 0.76, name, ha="center", va="center")
         axes.text(x + _WIDTH / 2, 0.57, senders.get(station, ""), ha="center", va="center", color=GREY)
     for station in range(3):
-        names = [name for name, route in ROUTES.items() if route == (station, station + 1) and counts[name]]
+        names = [f"{number} {name}" for (name, route), number in counts.items() if route == (station, station + 1)]
         x = station * _STRIDE + _WIDTH
         _arrow(axes, (x, 0.6), (x + _STRIDE - _WIDTH, 0.6), color if names else PALE)
-        label = "\n".join(f"{counts[name]} {name}" for name in names)
+        label = "\n".join(names)
         axes.text(x + (_STRIDE - _WIDTH) / 2, 0.72, label, ha="center", va="bottom")
     left, right = _WIDTH / 2, 3 * _STRIDE + _WIDTH / 2
     axes.plot([right, right, left], [0.45, 0.2, 0.2], color=color, linewidth=1.8)
     _arrow(axes, (left, 0.2), (left, 0.45), color)
-    axes.text((left + right) / 2, 0.17, f"{counts['Replies']} Replies", ha="center", va="top")
+    axes.text((left + right) / 2, 0.17, f"{counts['Replies', (3, 0)]} Replies", ha="center", va="top")
     axes.set_xlim(-0.01, 3 * _STRIDE + _WIDTH + 0.01)
     axes.set_ylim(0, 1)
     axes.set_axis_off()
@@ -73,14 +98,13 @@ def _arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float], col
     )
 
 
-def _sequence(axes: Axes, events: Sequence[Event], own: Sequence[Event], uid: int) -> set[str]:
+def _sequence(axes: Axes, events: Sequence[Event], own: Sequence[_Hop], uid: int) -> set[str]:
     """A lane for each station; a message is an upright line from its sender to its reader. Returns the states drawn."""
-    start, end = seconds(events, own[0].ts), seconds(events, own[-1].ts)
+    start, end = seconds(events, own[0].event.ts), seconds(events, own[-1].event.ts)
     unit = units.time_unit(end - start)
     color = request_color(uid)
-    for event in own:
+    for event, (sender, reader) in own:
         x = (seconds(events, event.ts) - start) / unit.scale
-        sender, reader = ROUTES[event.name]
         reader = reader or len(STATIONS)  # the answer arrives at the last lane, which is the API's again
         axes.plot([x, x], [sender, reader], color=INK, linewidth=0.9)
         axes.plot([x], [reader], marker="v", color=INK, markersize=5, clip_on=False)
@@ -102,14 +126,16 @@ def _sequence(axes: Axes, events: Sequence[Event], own: Sequence[Event], uid: in
     return states
 
 
-def _finding(own: Sequence[Event], uid: int) -> str:
+def _finding(own: Sequence[_Hop], uid: int) -> str:
     times: dict[str, int] = {}
-    for event in own:
+    for event, _ in own:
         times.setdefault(event.name, event.ts)
-    start = own[0].ts
+    start = own[0].event.ts
     text = f"Request {uid}: "
     if "Generate" in times:
         text += f"{units.duration((times['Generate'] - start) / 1e9)} to the scheduler, "
     if "Replies" in times:
         text += f"{units.duration((times['Replies'] - start) / 1e9)} to the first answer, "
-    return text + f"{units.duration((own[-1].ts - start) / 1e9)} to the last of {units.count(len(own), 'message')}"
+    return (
+        text + f"{units.duration((own[-1].event.ts - start) / 1e9)} to the last of {units.count(len(own), 'message')}"
+    )

@@ -65,6 +65,19 @@ def test_real_steps_add_up(real_trace: list[Event]) -> None:
     assert decoded >= sum(3 + 2 * uid for uid in range(7))
 
 
+def test_journey_of_an_aborted_request() -> None:
+    """An Abort is sent twice, each time one process further."""
+    events = [e for e in server_trace(1) if e.name != "Replies"]
+    events += [
+        Event("Abort", "i", events[-1].ts + i, "messages", 0, role=r) for i, r in enumerate(("main", "tokenizer"))
+    ]
+    figure = viz.journey(events, 0)
+    check(figure)
+    texts = [text.get_text() for text in figure.axes[0].texts]
+    assert "1 Tokenize\n1 Abort" in texts
+    assert "1 Generate\n1 Abort" in texts
+
+
 @pytest.mark.parametrize("size", SIZES)
 def test_long_title_is_wrapped(size: viz.style.Size) -> None:
     check(viz.gantt(server_trace(), title="This run says a lot about scheduling " * 5, size=size))
