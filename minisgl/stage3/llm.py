@@ -47,6 +47,8 @@ class LLM(BaseLLM):
         batch = Batch(reqs, num_decode)
         with self.tracer.span(batch.phase, "engine", tokens=batch.num_tokens, requests=batch.size):
             self.table.assign(reqs, self.allocator.allocate(sum(map(self.table.pages_needed, reqs))))
+            for req in reqs:
+                self.table.trace_row(self.tracer, req, 0, req.device_len)
             self.engine.prepare(batch)
             ids = torch.cat([req.input_ids[req.cached_len : req.device_len] for req in reqs])  # [tokens]
             batch.input_ids = ids.to(self.engine.device)
@@ -55,7 +57,8 @@ class LLM(BaseLLM):
                 req.complete_one()  # before the forward: should it raise, the new pages are known to be the request's
             output = self.engine.forward_batch(batch, args)
             output.copy_done.synchronize()
-        self.tracer.counter("pages", free=self.allocator.num_free)
+        free = self.allocator.num_free
+        self.tracer.counter("pages", free=free, rows=self.allocator.num_pages - free)
         return [self._commit(req, int(token)) for req, token in zip(reqs, output.next_tokens_host, strict=True)]
 
     def _commit(self, req: Req, token_id: int) -> TokenOutput:
@@ -69,8 +72,12 @@ class LLM(BaseLLM):
 
     def _free(self, req: Req) -> None:
         """Give the request's pages back, once."""
-        self.allocator.free(self.table.pages(req.table_idx, 0, req.cached_len))
+        pages = self.table.pages(req.table_idx, 0, req.cached_len)
+        self.allocator.free(pages)
         req.cached_len = 0
+        if self.tracer.enabled:
+            self.table.trace_row(self.tracer, req, 0, 0)
+            self.tracer.instant("free_pages", "cache", pages=pages.tolist())
 
     def _groups(self, requests: list[Request]) -> Iterator[list[Request]]:
         """As many requests at a time as there are rows, and pages for all that they may ever need."""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from minisgl.core.req import Req
+from minisgl.core.trace import Tracer
 from minisgl.kernel.device import to_device
 from minisgl.learn import exercise
 
@@ -62,6 +63,12 @@ class PageTable:
     def pages(self, row: int, start: int, end: int) -> Tensor:
         """The pages that hold the tokens [start, end) of a row: int32, on the host. start is a page border."""
         return self.host[row, start : end : self.page_size] // self.page_size
+
+    def trace_row(self, tracer: Tracer, req: Req, start: int, end: int) -> None:
+        """For figures: the pages of the row's tokens from `start`, a page border, to `end`. It has none after them."""
+        if tracer.enabled:
+            pages = self.pages(req.table_idx, start, end).tolist()
+            tracer.instant("row_pages", "cache", req.uid, start=start // self.page_size, pages=pages)
 
     def _slots(self, firsts: Tensor, scale: int) -> Tensor:
         """[n] -> [n, page_size]: firsts * scale, and the page_size - 1 numbers after each."""

@@ -72,6 +72,9 @@ class CacheManager:
             if req.uid not in self._row_end:
                 self.queried_tokens += req.prompt_len
                 self.hit_tokens += req.cached_len
+            if req in growing:
+                before = self._row_end.get(req.uid, 0) // self.page_size * self.page_size
+                self.table.trace_row(self.tracer, req, before, req.device_len)
             self._row_end[req.uid] = req.device_len
         self._trace_pages()
 
@@ -93,6 +96,7 @@ class CacheManager:
         if known > old_len:
             duplicates = self.table.pages(row, old_len, known)
             self.table.set_prefix(row, handle.slots()[:known])
+            self.table.trace_row(self.tracer, req, old_len, end)
             self._free(duplicates)
         self.cache.lock(handle)
         if old:
@@ -104,6 +108,7 @@ class CacheManager:
 
     def _release(self, req: Req, end: int) -> None:
         """Free what the row holds alone: the last page that is not full, and all after the committed tokens."""
+        self.table.trace_row(self.tracer, req, 0, 0)
         self._free(self.table.pages(req.table_idx, req.cache_handle.cached_len, end))
         self.cache.unlock(req.cache_handle)
         req.cache_handle = None
@@ -126,6 +131,8 @@ class CacheManager:
     def _free(self, pages: Tensor) -> None:
         if self._freed is None:
             self.allocator.free(pages)
+            if self.tracer.enabled:
+                self.tracer.instant("free_pages", "cache", pages=pages.tolist())
         else:
             self._freed.append(pages)
 
@@ -136,9 +143,11 @@ class CacheManager:
             return
         ahead = max(pages, self.num_pages // _EVICT_AHEAD)
         slots = self.cache.evict(max(pages * self.page_size, min(ahead * self.page_size, self.cache.evictable_size)))
-        self.allocator.free(slots[:: self.page_size] // self.page_size)
+        evicted = slots[:: self.page_size] // self.page_size
+        self.allocator.free(evicted)
         self.evicted_tokens += len(slots)
-        self.tracer.instant("evict", "cache", tokens=len(slots))
+        if self.tracer.enabled:
+            self.tracer.instant("evict", "cache", tokens=len(slots), pages=evicted.tolist())
 
     def _trace_pages(self) -> None:
         if self.tracer.enabled and self._freed is None:
