@@ -15,7 +15,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from minisgl.kernel.triton_runs import launches_early
 
 _PROGRAMS = 1024  # eight for each of a large GPU's processors
-_SPLITS = 2, 32  # least: rows of different lengths then even out; most: each part costs an addition at the end
+_MOST_SPLITS = 32
 
 
 def decode(
@@ -34,25 +34,27 @@ def decode(
     rows, q_heads, dim = q.shape
     kv_heads, pdl = k_cache.shape[1], launches_early(q.device)
     group = q_heads // kv_heads
-    partial = torch.empty((rows, q_heads, splits, dim), dtype=torch.float32, device=q.device)
+    out = torch.empty((rows, q_heads, dim), dtype=q.dtype, device=q.device)
+    partial = out if splits == 1 else q.new_empty((rows, q_heads, splits, dim), dtype=torch.float32)
     logsumexp = torch.empty((rows, q_heads, splits), dtype=torch.float32, device=q.device)
     block_dim, block_heads = max(16, triton.next_power_of_2(dim)), max(16, triton.next_power_of_2(group))
+    keys, warps, stages = (32, 2, 4) if rows * kv_heads >= 2 * _PROGRAMS else (64, 4, 2)
     _decode_part[(kv_heads, splits, rows)](
         q, k_cache, v_cache, pages, lengths, order, partial, logsumexp, dim**-0.5 * 1.4426950408889634,
         q.stride(0), q.stride(1), k_cache.stride(0), pages.stride(0), kv_heads, dim,
-        page_size, group, block_heads, block_dim, 32, splits, pdl, num_warps=2, num_stages=4, launch_pdl=pdl,
+        page_size, group, block_heads, block_dim, keys, splits, pdl,
+        num_warps=warps, num_stages=stages, launch_pdl=pdl,
     )  # fmt: skip
-    out = torch.empty((rows, q_heads, dim), dtype=q.dtype, device=q.device)
-    _add_parts[(rows, q_heads)](
-        partial, logsumexp, out, dim, splits, triton.next_power_of_2(splits), block_dim, pdl, launch_pdl=pdl
-    )
+    if splits > 1:
+        _add_parts[(rows, q_heads)](
+            partial, logsumexp, out, dim, splits, triton.next_power_of_2(splits), block_dim, pdl, launch_pdl=pdl
+        )
     return out
 
 
 def decode_splits(rows: int, kv_heads: int) -> int:
     """So that few rows still fill the GPU. It depends on no length: a recorded graph keeps it."""
-    least, most = _SPLITS
-    return max(least, min(most, triton.next_power_of_2(triton.cdiv(_PROGRAMS, rows * kv_heads))))
+    return min(_MOST_SPLITS, triton.next_power_of_2(triton.cdiv(_PROGRAMS, rows * kv_heads)))
 
 
 def extend(

@@ -44,7 +44,7 @@ def norm_rope_store(
 
 def _tile(tokens: int) -> tuple[int, int]:
     """Heads a program, and its warps."""
-    return (4, 2) if tokens < 512 else (16, 4)
+    return (8, 4) if tokens < 512 else (16, 4)
 
 
 @triton.jit

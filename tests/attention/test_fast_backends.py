@@ -134,6 +134,16 @@ def test_against_the_oracle(name: str, dtype: torch.dtype, page_size: int, kind:
         scene.check(attention, attention.prepare_metadata(scene.batch, scene.table))
 
 
+@pytest.mark.parametrize("splits", [1, 2, 8])
+def test_any_number_of_parts(splits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    monkeypatch.setattr("minisgl.attention.triton_attention.decode_splits", lambda *_: splits)
+    shape = Shape(4, 2, 16, 16, torch.float32, DEVICE)
+    scene = Scene.build([(n - 1, n) for n in (1, 100, 33)], 3, shape, torch.nan)
+    attention = backend("triton", shape)
+    scene.check(attention, attention.prepare_metadata(scene.batch, scene.table))
+
+
 @pytest.mark.parametrize(("name", "dtype"), CASES)
 def test_recorded_rows_are_filled_for_each_step(name: str, dtype: torch.dtype) -> None:
     """Long rows before short ones: nothing of them may be left; the dummy rows of the padding read the dummy page."""
