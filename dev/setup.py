@@ -30,7 +30,7 @@ PYTHON = str(VENV / "bin" / "python")
 
 TORCH = "torch==2.13.0"
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
-EXTRAS = {"serve": set(), "test": {"dev"}, "notebooks": {"notebooks"}}
+EXTRAS = {"serve": set(), "test": {"dev", "notebooks"}, "notebooks": {"notebooks"}}
 STEPS = {
     "ruff check": ["ruff", "check"],
     "ruff format": ["ruff", "format", "--check"],
