@@ -12,7 +12,7 @@ from typing import Literal
 from minisgl.learn.answers import Answer, Answers
 from minisgl.learn.course import Chapter, Course, Exercise, Mistake
 from minisgl.learn.memory import remember
-from minisgl.learn.run_tests import Job, Verdict, verdicts_on
+from minisgl.learn.run_tests import SECONDS_A_TEST, Job, Verdict, verdicts_on
 
 Status = Literal["done", "to do", "failed"]
 
@@ -76,6 +76,8 @@ def _result(answer: Answer, answers: Answers, verdict: Verdict | None) -> Result
 
 def told(error: str) -> str:
     """An exception in its own words: without pytest's dissection of the assert, if the test has words itself."""
+    if "Timeout" in error:
+        return f"the test was ended after {SECONDS_A_TEST} seconds: it did not end by itself"
     text = error.strip()
     lines = text.removeprefix("AssertionError: ").splitlines()
     words = lines[: next((i for i, line in enumerate(lines) if i and line.startswith("assert ")), len(lines))]

@@ -20,6 +20,7 @@ from typing import Any
 from minisgl.learn.install import Method, install
 
 SECONDS_A_TEST = 60
+WITHOUT = ("cacheprovider", "unraisableexception")  # pytest's: the second collects garbage for half a second a job
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,8 @@ def run(job: Job) -> Verdict:
 
     watcher = Watcher({method.file for method in job.methods})
     installer = install(job.methods)
-    options = ["-x", "-q", "-p", "no:cacheprovider", f"--timeout={SECONDS_A_TEST}", "-c", "pyproject.toml"]
+    options = ["-x", "-q", f"--timeout={SECONDS_A_TEST}", "-c", "pyproject.toml"]
+    options += [option for name in WITHOUT for option in ("-p", f"no:{name}")]
     try:
         status = pytest.main([*options, *job.tests], plugins=[watcher])
     finally:

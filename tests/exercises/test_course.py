@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from functools import cache
 from pathlib import Path
 
@@ -50,6 +51,18 @@ def test_what_the_course_says_of_an_exercise(chapter: Chapter) -> None:
             assert (COURSE.root / test.split("::")[0]).exists(), test
 
 
+@pytest.mark.parametrize("chapter", CHAPTERS)
+def test_what_is_to_be_reread_is_there(chapter: Chapter) -> None:
+    """GitHub makes a heading's anchor of its words: small letters, hyphens for spaces, nothing else."""
+    for exercise in chapter.exercises:
+        name, anchor = exercise.reread.split("#")
+        path = chapter.folder / name
+        if path.exists():  # a chapter is written after its exercises
+            headings = re.findall(r"^#+ (.*)$", path.read_text("utf-8"), re.MULTILINE)
+            anchors = [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings]
+            assert anchor in anchors, f"{exercise.number}: {path.name} has no section #{anchor}"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("chapter", CHAPTERS)
 def test_a_solution_is_done(chapter: Chapter) -> None:
@@ -74,16 +87,14 @@ def facts(mutant: Path) -> dict[str, str]:
 
 
 @cache
-def verdicts(number: str) -> dict[str, Verdict]:
-    """Of all mutants of a stage: each against the one test that it names, in one process."""
+def verdicts() -> dict[str, Verdict]:
+    """Of all mutants, each against the one test that it names, in one process."""
     jobs = []
     for mutant in MUTANTS:
-        if mutant.name.startswith(f"stage{number}_"):
-            answers = Answers(mutant)
-            methods = [m for exercise in COURSE.chapter(number).exercises for m in answers.of(exercise).methods]
-            jobs.append(
-                Job(mutant.stem, tuple(m._replace(exercise=mutant.stem) for m in methods), (facts(mutant)["kills"],))
-            )
+        answers, chapter = Answers(mutant), COURSE.chapter(mutant.name[5])
+        wrong = [method for exercise in chapter.exercises for method in answers.of(exercise).methods]
+        methods = tuple(method._replace(exercise=mutant.stem) for method in wrong)
+        jobs.append(Job(mutant.stem, methods, (facts(mutant)["kills"],)))
     return {verdict.exercise: verdict for verdict in verdicts_on(jobs, COURSE.root)}
 
 
@@ -92,7 +103,7 @@ def verdicts(number: str) -> dict[str, Verdict]:
 def test_a_mutant_is_killed_in_words(mutant: Path) -> None:
     """Wrong code that a learner might write. Its test fails by an assertion that says the right thing."""
     words, kills = facts(mutant)["words"], facts(mutant)["kills"]
-    verdict = verdicts(mutant.name[5])[mutant.stem]
+    verdict = verdicts()[mutant.stem]
     assert verdict.calls, "the mutant was never called"
     assert verdict.failed, f"{kills} passes with this mutant"
     assert verdict.failed.startswith(kills), f"{verdict.failed} failed: {verdict.error}"

@@ -11,6 +11,7 @@ import pytest
 from checkout_copy import Run
 
 from minisgl.learn.course import Chapter, Course
+from minisgl.learn.serving import chosen
 
 # Enough to call everything: tokens are drawn and filtered; prompts share a beginning, differ, and fill the pool.
 DRAW = ("--temperature", "0.8", "--top-k", "9", "--top-p", "0.9", "--max-tokens", "4", "--ignore-eos")
@@ -81,14 +82,28 @@ def test_a_run_that_calls_nothing_is_an_error(run: Run, checkout: Path, tiny: Pa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("mine", "words"),
-    [("9", "there is no chapter '9'"), ("5", "there is no chapter '5'"), ("x", "there is no chapter")],
-)
-def test_what_cannot_be_installed_is_said_before_anything_runs(run: Run, mine: str, words: str) -> None:
-    done = run("minisgl.stage3", "--mine", mine, "--prompt", "a", status=2)
-    assert words in done.stderr
+def test_what_cannot_be_installed_is_said_before_anything_runs(run: Run) -> None:
+    done = run("minisgl.stage3", "--mine", "9", "--prompt", "a", status=2)
+    assert "there is no chapter '9'" in done.stderr
     assert not done.stdout
+
+
+def test_all_is_every_chapter_that_was_begun(checkout: Path, tmp_path: Path) -> None:
+    (tmp_path / "tests" / "exercises").mkdir(parents=True)
+    shutil.copytree(checkout / "chapters", tmp_path / "chapters", ignore=shutil.ignore_patterns("mine.py"))
+    course = Course(tmp_path)
+    with pytest.raises(ValueError, match="no chapter has a mine.py yet: `minisgl start 1`"):
+        chosen(course, "all")
+    with pytest.raises(ValueError, match="there is no chapters/stage3_paged_pool/mine.py: `minisgl start 3` makes it"):
+        chosen(course, "3")
+    for number in ("2", "3"):
+        shutil.copy(course.chapter(number).skeleton, course.chapter(number).mine)
+    with pytest.raises(ValueError, match="nothing is written there yet"):
+        chosen(course, "all")
+    shutil.copy(checkout / "solutions" / "stage3_paged_pool.py", course.chapter("3").mine)
+    methods, exercises = chosen(course, "2, 3")
+    assert {exercise.number for exercise in exercises} == {f"3.{i}" for i in range(1, 7)}
+    assert {method.file for method in methods} == {str(course.chapter("3").mine)}
 
 
 @pytest.mark.slow
