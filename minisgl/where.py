@@ -41,6 +41,13 @@ ROLES: tuple[tuple[str, str], ...] = (
     ("models by architecture (registry)", "minisgl/models/registry.py"),
     ("weights loader", "minisgl/models/weights.py"),
     ("built-in model", "minisgl/models/builtin.py"),
+    ("overlap (streams)", "minisgl/stage7/streams.py"),
+    ("CUDA graphs (graph runner)", "minisgl/stage7/graph_runner.py"),
+    ("simulated engine, cost model", "minisgl/stage5/simulated_engine.py"),
+    ("exercises (start, check, hint)", "minisgl/learn/commands.py"),
+    ("exercises: a learner's code in place (--mine)", "minisgl/learn/install.py"),
+    ("figures", "minisgl/viz/__init__.py"),
+    ("benchmarks", "minisgl/benchmark/__main__.py"),
 )
 
 
