@@ -20,12 +20,13 @@ from minisgl.kernel.triton_runs import triton_runs
 from minisgl.layers.activation import SiluAndMul
 from minisgl.layers.linear import LocalLinear
 from minisgl.layers.norm import RMSNorm, RMSNormFused
+from minisgl.layers.rotary import RotaryEmbedding, Rotation
 from minisgl.models.blocks import CausalLM, DecoderLayer, GatedMLP, RopeAttention
 
 
 def fuse(model: CausalLM, attention: AttentionBackend, device: torch.device) -> bool:
-    """Returns whether fast kernels run on this device. attention: the backend that the model will be called with."""
-    if not triton_runs(device):
+    """Returns whether fast kernels run here. attention: the backend that the model will be called with."""
+    if not triton_runs(device) or not layers_are_ours():
         return False
     from minisgl.kernel.triton_norm import add_rms_norm, rms_norm, silu_and_mul
 
@@ -49,6 +50,13 @@ def fuse(model: CausalLM, attention: AttentionBackend, device: torch.device) -> 
                 _replace(module, "attend", partial(_attend, module, rotary.table, attend_cached))
         _replace(rotary, "forward", lambda positions: None)  # its table is read where it is used
     return True
+
+
+def layers_are_ours() -> bool:
+    """Whether what the kernels stand in for is what the package defines. A method that a learner's took the place of
+    is to be called, not bypassed."""
+    methods = (RMSNorm.forward, RMSNormFused.forward, SiluAndMul.forward, Rotation.apply, RotaryEmbedding.forward)
+    return all(method.__module__.startswith("minisgl.layers.") for method in methods)
 
 
 def _attend(
