@@ -55,8 +55,8 @@ def create_attention(
 def _best(s: Shape) -> AttentionBackend:
     if s.device.type == "cpu":
         return PagedTorchAttention(*s[:4])
-    # An H200's µs a layer, 256 rows of 100 to 2000 tokens, 2 and 4 query heads a KV head: our decode 281 and 290 at any
-    # page size, FlashInfer's xqa 292 and 295 with pages of 64, 321 of 16; its planned kernels 317 and 280.
+    # An H200's µs a layer, 256 rows of 100 to 2000 tokens, 2 query heads a KV head: our decode 257 with pages of 16,
+    # FlashInfer's xqa 321, 292 with pages of 64, its planned kernels 317; 4 query heads: 285, 321, 295 and 280.
     reasons: list[str] = []
     for prefill in _PARTS:
         reason = _missing(prefill, s.dtype, s.device) or _missing("triton", s.dtype, s.device)
