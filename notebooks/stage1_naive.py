@@ -201,47 +201,50 @@ check("1.4")
 # %% [markdown]
 # ## The loop, and its bill
 #
-# `llm.generate` is the loop that you wrote above in two lines, for requests with an end. A prompt of 64 tokens,
-# an answer of 64.
+# `llm.generate` is the loop that you wrote above in two lines, for requests with an end. A prompt of 8 tokens, an
+# answer of 80.
 #
-# **Predict:** how many tokens go through the model in all? (The answer has 64 …)
+# **Predict:** how many tokens go through the model in all? (The first step computes 8 …)
 
 # %%
-prompt = llm.tokenizer.encode("Large language models answer one token at a time. " * 9)[:64]
+prompt = llm.tokenizer.encode("Large language models answer one token at a")
+assert len(prompt) == 8
 computed = []
 hook = llm.model.model.embed_tokens.register_forward_pre_hook(lambda module, args: computed.append(len(args[0])))
-(answer,) = llm.generate([prompt], SamplingParams(max_tokens=64, ignore_eos=True))
+(answer,) = llm.generate([prompt], SamplingParams(max_tokens=80, ignore_eos=True))
 hook.remove()
 print(computed[:3], "…", computed[-1], " sum:", f"{sum(computed):,}")
-assert computed == list(range(64, 128))
-assert sum(computed) == 6112
+assert computed == list(range(8, 88))
+assert sum(computed) == 3800
+print(f"64 + 64 tokens would be {sum(range(64, 128)):,}: what the tests assert, and stage 2 has to beat")
 
 # %% [markdown]
-# Each step computes the prompt and all of the answer so far, though only one of these tokens is new. The trace of
-# the run, beside what would have been enough:
+# Each step computes the prompt and all of the answer so far, though only one of these tokens is new. The trace of the
+# run, beside what would have been enough:
 
 # %%
 llm.close()  # writes the trace
 events = read_events(trace)
 uid = max(event.uid for event in events if event.uid is not None)  # the last request
 steps = viz.step_tokens(events, uid)
+new = [8] + [1] * 79  # the prompt, then one token a step
 assert steps == computed
-new = [64] + [1] * 63  # the prompt, then one token a step
-viz.cost_triangles({"stage 1": steps, "what is new": new})
+assert sum(new) == 87
+title = "80 new tokens cost 3,800: each step computes all that came before it"
+viz.cost_triangles({"stage 1": steps, "what is new": new}, title=title)
 
 # %% [markdown]
 # **Predict:** how does the time of a step develop?
 
 # %%
 seconds = viz.step_seconds(events, uid)
-assert len(seconds) == 64
+assert len(seconds) == 80
 viz.time_per_token({"stage 1": seconds})
 
 # %% [markdown]
-# Step 64 computes twice as many tokens as step 1, and takes longer in proportion (on a machine that does nothing
-# else; where others work beside it, the dots scatter). The 1,000th token of this answer would take sixteen times
-# as long as the first. What is computed again comes out the same each time, since a token sees only those before
-# it. So it can be kept: that is stage 2.
+# A step takes longer with each token that it computes. (Where other programs work beside it, the dots scatter.) The
+# 1,000th step of this answer would compute 1,007 tokens. But what is computed again comes out the same each time, since
+# a token sees only those before it. So it can be kept: that is stage 2.
 #
 # **Exercise 1.5**: the loop. ([By hand](../chapters/stage1_naive/README.md#by-hand), and [what it must
 # do](../chapters/stage1_naive/README.md#the-loop).)
