@@ -40,22 +40,23 @@ from minisgl.stage2.llm import LLM
 from minisgl.stage5.cost_model import H200  # a device's speeds, for one figure
 
 folder = tempfile.TemporaryDirectory()
+DAYS = "Monday, Tuesday, Wednesday, Thursday, Friday, Saturday, Sunday, "
 
 # %% [markdown]
 # ## What breaks today
 #
-# Both stages answer the same prompt of 32 tokens with 32 tokens, and write a trace: one span a step, with the number
+# Both stages answer the same prompt of 48 tokens with 48 tokens, and write a trace: one span a step, with the number
 # of tokens that it computed.
 #
-# **Predict:** how many tokens does each compute? Stage 1 computes 32 in its first step and 63 in its last.
+# **Predict:** how many tokens does each compute? Stage 1 computes 48 in its first step and 95 in its last.
 
 # %%
-params = SamplingParams(max_tokens=32, ignore_eos=True)
+params = SamplingParams(max_tokens=48, ignore_eos=True)
 events, answers = {}, {}
 for name, llm_class in (("stage 1", NaiveLLM), ("stage 2", LLM)):
     trace = Path(folder.name) / f"{name}.json"
     with llm_class("smollm2-135m", dtype="float32", trace=str(trace)) as llm:
-        prompt = llm.tokenizer.encode("Large language models answer one token at a time. " * 4)[:32]
+        prompt = llm.tokenizer.encode(DAYS * 5)[:48]
         answers[name] = llm.generate([prompt], params)[0].token_ids
     events[name] = read_events(trace)
 
@@ -64,8 +65,8 @@ print({name: sum(steps) for name, steps in tokens.items()})
 assert answers["stage 1"] == answers["stage 2"]
 
 # %%
-assert tokens["stage 1"] == list(range(32, 64))
-assert tokens["stage 2"] == [32] + [1] * 31
+assert tokens["stage 1"] == list(range(48, 96))
+assert tokens["stage 2"] == [48] + [1] * 47
 viz.cost_triangles(tokens)
 
 # %% [markdown]
@@ -74,12 +75,12 @@ viz.cost_triangles(tokens)
 
 # %%
 seconds = {name: viz.step_seconds(found, uid=0) for name, found in events.items()}
-assert all(len(times) == 32 for times in seconds.values())
+assert all(len(times) == 48 for times in seconds.values())
 viz.time_per_token(seconds)
 
 # %% [markdown]
-# The first dots lie close together: stage 2's prefill is what stage 1 does at every step. (The lines leave it out. Where
-# other work runs beside it, the dots scatter.)
+# The first dots lie close together: stage 2's prefill is what stage 1 does at every step. (The lines leave it out.
+# Where other work runs beside it, the dots scatter.)
 
 # %% [markdown]
 # ## Why keys and values can be kept
@@ -222,7 +223,9 @@ assert intensity["decode"] < intensity["prefill of 64"] < ridge < intensity["pre
 viz.roofline(points, H200)
 
 # %% [markdown]
-# A decode step leaves more than 99 % of the arithmetic idle, and what it waits for is mostly weights:
+# A decode step leaves more than 99 % of the arithmetic idle, and what it waits for is mostly weights. (A CPU has its
+# ridge further left, and the same two sides: look again at how long stage 2's first step took, for 48 tokens, and the
+# others for one.)
 
 # %%
 print(f"weights {2 * weights:,} bytes; cache of 512 tokens {kept * 512:,} bytes")
