@@ -19,34 +19,37 @@ from minisgl.core.sampling_params import SamplingParams
 
 
 class Req:
-    """A request with all of its prompt in the current or an earlier batch: its next token is wanted."""
+    """A request with all of its known tokens in the current or an earlier batch: its next token is wanted."""
 
     def __init__(
         self,
         uid: int,
-        prompt_ids: Tensor,
+        input_ids: Tensor,
         sampling_params: SamplingParams,
         table_idx: int,
         cached_len: int = 0,
         cache_handle: Any = None,
+        prompt_len: int | None = None,
     ) -> None:
-        """prompt_ids: CPU int32 [prompt_len]. table_idx: its row in the page table and the token pool.
-        cached_len: prompt tokens whose KV is already in the row. cache_handle: what the prefix cache gave."""
+        """input_ids: CPU int32 [n], the prompt, and after it what was generated before a retraction. table_idx: its
+        row in the page table and the token pool. cached_len: tokens whose KV is already in the row. cache_handle:
+        what the prefix cache gave. prompt_len: how many of input_ids are the prompt; None: all."""
         self.uid = uid
         self.sampling_params = sampling_params
         self.table_idx = table_idx
         self.cache_handle = cache_handle
-        self.prompt_len = len(prompt_ids)
+        self.prompt_len = len(input_ids) if prompt_len is None else prompt_len
         self.max_device_len = self.prompt_len + sampling_params.max_tokens
         self.cached_len = cached_len
-        self.device_len = self.prompt_len
-        self.cached_tokens = cached_len  # of the prompt, when the request was admitted: what usage reports
+        self.device_len = len(input_ids)
+        self.cached_tokens = cached_len  # of the prompt, when the request was first admitted: what usage reports
         self.finish_reason: FinishReason | None = None
+        self.retracted = False  # it runs no more: back to the queue as soon as nothing of it is in flight
         self.in_flight = 0  # batches launched and not yet committed: rows and pages are freed only at 0
         self._ids = torch.empty(self.max_device_len, dtype=torch.int32)
-        self._ids[: self.prompt_len] = prompt_ids
+        self._ids[: self.device_len] = input_ids
         self._ids_numpy = self._ids.numpy()  # the same memory: a token is stored 20 times as fast through it
-        self._num_ids = self.prompt_len
+        self._num_ids = self.device_len
 
     @property
     def input_ids(self) -> Tensor:
@@ -71,9 +74,19 @@ class Req:
         return self.remain_len > 0
 
     @property
+    def next_len(self) -> int:
+        """Tokens whose KV must be there before the next one can be sampled."""
+        return self.device_len
+
+    @property
+    def is_leaving(self) -> bool:
+        """No further step runs it: it has ended, was retracted, or its last token is on its way."""
+        return self.retracted or self.finish_reason is not None or self.remain_len == 0
+
+    @property
     def committed_len(self) -> int:
         """Tokens whose KV is known to be complete: all the host knows but the last one sampled."""
-        return self._num_ids - 1 if self.output_len else min(self.cached_len, self.prompt_len)
+        return min(self.cached_len, self._num_ids - 1 if self.output_len else self._num_ids)
 
     def complete_one(self) -> None:
         """The batch is launched: what it computes is cached, and one more token exists on the device."""
@@ -99,7 +112,7 @@ class Req:
 
 
 class ChunkedReq(Req):
-    """A prompt's chunk that is not its last: it is computed, but no token may be sampled from it."""
+    """A chunk of the known tokens that is not their last: it is computed, but no token may be sampled from it."""
 
     def __init__(self, *args: Any, chunk_end: int, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -108,6 +121,10 @@ class ChunkedReq(Req):
     @property
     def can_decode(self) -> bool:
         return False
+
+    @property
+    def next_len(self) -> int:
+        return self._num_ids
 
     def complete_one(self) -> None:
         self.cached_len = self.device_len

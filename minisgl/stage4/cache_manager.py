@@ -37,7 +37,7 @@ class CacheManager:
         self.allocator = PageAllocator(num_pages)
         self.cache = RadixCache(self.page_size) if cache == "radix" else NaiveCache()
         self.tracer = tracer
-        self.queried_tokens = 0  # prompt tokens of all requests that were given pages
+        self.queried_tokens = 0  # of all requests when they were given a row; one that comes back counts again
         self.hit_tokens = 0  # those of them that were found in the cache
         self.evicted_tokens = 0
         self._row_end: dict[int, int] = {}  # uid -> tokens its row has pages for, once it was given any
@@ -47,6 +47,10 @@ class CacheManager:
     def available_size(self) -> int:
         """Tokens that `allocate` can find room for."""
         return self.allocator.num_free * self.page_size + self.cache.evictable_size
+
+    @property
+    def available_pages(self) -> int:
+        return self.available_size // self.page_size
 
     def match_req(self, input_ids: Tensor) -> CacheHandle:
         """The longest cached prefix of a prompt (int32, on the host) that leaves at least one token to compute: the
@@ -70,7 +74,7 @@ class CacheManager:
             self.table.assign(list(growing), self.allocator.allocate(wanted))
         for req in reqs:
             if req.uid not in self._row_end:
-                self.queried_tokens += req.prompt_len
+                self.queried_tokens += len(req.input_ids)
                 self.hit_tokens += req.cached_len
             if req in growing:
                 before = self._row_end.get(req.uid, 0) // self.page_size * self.page_size

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from minisgl.core.req import Req
+from minisgl.stage5.admission import FullReservation, new_pages
 
 
 class DecodeManager:
-    def __init__(self, page_size: int) -> None:
-        self.page_size = page_size
+    def __init__(self, admission: FullReservation) -> None:
+        self.admission = admission
         self.running: dict[int, Req] = {}  # by uid; until the last token is on the host
 
     def add(self, reqs: list[Req]) -> None:
@@ -18,13 +19,22 @@ class DecodeManager:
 
     def runnable(self) -> list[Req]:
         """Everyone with a token left to compute, by uid: an order that is the same on every rank."""
-        return sorted((req for req in self.running.values() if req.can_decode), key=lambda req: req.uid)
+        return sorted((req for req in self.running.values() if not req.is_leaving), key=lambda req: req.uid)
 
-    def reserved_pages(self) -> int:
-        """Pages the running requests may still ask for. They were promised at admission."""
-        return sum(pages_to_come(req, self.page_size) for req in self.running.values())
+    def schedule(self, pages: int) -> list[Req]:
+        """Everyone who can run in this step. When there are fewer pages than are wanted, the first to come get them:
+        the others wait for a batch in flight to give some back."""
+        reqs = self.runnable()
+        if len(reqs) <= pages:  # nobody takes more than one
+            return reqs
+        chosen = []
+        for req in reqs:
+            needed = new_pages(req.cached_len, req.device_len, self.admission.page_size)
+            if needed <= pages:
+                pages -= needed
+                chosen.append(req)
+        return chosen
 
-
-def pages_to_come(req: Req, page_size: int) -> int:
-    """Pages between what is allocated (up to cached_len) and the last token this request may compute."""
-    return max(0, -(-(req.max_device_len - 1) // page_size) - -(-req.cached_len // page_size))
+    def pages_promised(self) -> int:
+        """Pages the running requests were promised and do not have yet."""
+        return sum(map(self.admission.pages_to_come, self.running.values()))

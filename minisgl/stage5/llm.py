@@ -33,12 +33,13 @@ class LLM(BaseLLM):
                 forward_input = scheduler.schedule()
                 if forward_input is None:
                     raise RuntimeError("requests wait, nothing runs, and none can be admitted: this is a bug")
-                with self.tracer.span("forward", "engine", tokens=forward_input.batch.num_tokens):
+                with self.tracer.span("forward", "engine", tokens=len(forward_input.batch.positions)):
                     output = scheduler.forward(forward_input)
                 yield from scheduler.commit(forward_input, output)
         finally:  # also when the caller closes the generator half-way
-            for request in requests:
-                scheduler.abort(request.uid)
+            with scheduler.cache.freeing():
+                for request in requests:
+                    scheduler.abort(request.uid)
 
     def _check(self, prompt: str | Sequence[int], params: SamplingParams) -> tuple[list[int], SamplingParams]:
         ids, params = super()._check(prompt, params)

@@ -1,103 +1,117 @@
-"""The requests that wait, and which of their tokens come next. Knows nothing of decode but what it has reserved."""
+"""The requests that wait, and which of their tokens come next. Knows nothing of decode but what it was promised."""
 
 from __future__ import annotations
 
-from collections import deque
-from dataclasses import dataclass
+from collections import OrderedDict
 
-from torch import Tensor
-
+from minisgl.core.protocols import CacheHandle
 from minisgl.core.req import ChunkedReq, Req
-from minisgl.core.sampling_params import SamplingParams
-from minisgl.stage3.page_count import max_pages
 from minisgl.stage4.cache_manager import CacheManager
-from minisgl.stage5.decode import pages_to_come
+from minisgl.stage5.admission import FullReservation
+from minisgl.stage5.pending import PendingReq
+from minisgl.stage5.policies import SchedulePolicy
 from minisgl.stage5.table import TableManager
 
 
-@dataclass(eq=False)
-class PendingReq:
-    uid: int
-    input_ids: Tensor  # int32 [prompt], on the host
-    sampling_params: SamplingParams
-    chunk: ChunkedReq | None = None  # the part of it that is computed, or in flight
-
-
 class PrefillManager:
-    def __init__(self, cache: CacheManager, tables: TableManager) -> None:
-        self.cache = cache
-        self.tables = tables
-        self.pending: deque[PendingReq] = deque()
+    def __init__(
+        self, cache: CacheManager, tables: TableManager, admission: FullReservation, policy: SchedulePolicy
+    ) -> None:
+        self.cache, self.tables, self.admission, self.policy = cache, tables, admission, policy
+        self.pending: OrderedDict[int, PendingReq] = OrderedDict()  # by uid; see SchedulePolicy.order
+        self._arrived = 0
+
+    @property
+    def half_done(self) -> ChunkedReq | None:
+        """The prompt that has a row and pages, and waits with its next chunk. There is never more than one."""
+        head = next(iter(self.pending.values()), None)
+        return head.chunk if head else None
 
     def add(self, pending: PendingReq) -> None:
-        self.pending.append(pending)
+        pending.number = self._arrived
+        self._arrived += 1
+        self.pending[pending.uid] = pending
+
+    def put_back(self, pending: PendingReq) -> None:
+        """Before all others, but for a half-done prompt: a request that was retracted, or is half-done itself."""
+        half_done = self.half_done
+        self.pending[pending.uid] = pending
+        self.pending.move_to_end(pending.uid, last=False)
+        if half_done and half_done.uid != pending.uid:
+            self.pending.move_to_end(half_done.uid, last=False)
 
     def remove(self, uid: int) -> PendingReq | None:
         """Take a request out of the queue. None when it is not in it."""
-        found = next((pending for pending in self.pending if pending.uid == uid), None)
-        if found is not None:
-            self.pending.remove(found)
-        return found
+        return self.pending.pop(uid, None)
 
-    def schedule(self, token_budget: int, reserved_pages: int) -> list[Req]:
-        """Requests, first come first served, whose next tokens fit the budget. A prompt that does not fit whole
-        gives a chunk and stays at the head of the queue: there is never more than one half-done prompt."""
-        adder = PrefillAdder(self.cache, self.tables, token_budget, reserved_pages)
+    def schedule(self, token_budget: int, promised_pages: int) -> list[Req]:
+        """Requests, in the policy's order, whose next tokens fit the budget. A prompt that does not fit whole gives a
+        chunk, which uses the budget up; it is the first of the next step. promised_pages: to those that run."""
+        if token_budget <= 0 or not self.pending:
+            return []
+        adder = PrefillAdder(self.cache, self.tables, self.admission, token_budget, promised_pages)
         reqs: list[Req] = []
-        while self.pending:
-            req = adder.add(self.pending[0])
+        for pending in self.policy.order(self.pending.values(), self._arrived - len(self.pending)):
+            req = adder.add(pending)
             if req is None:
                 break
             reqs.append(req)
-            if isinstance(req, ChunkedReq):
-                self.pending[0].chunk = req
-                break
-            self.pending.popleft()
+            pending.chunk = req if isinstance(req, ChunkedReq) else None
+        for req in reqs:
+            pending = self.pending.pop(req.uid)
+            if pending.chunk:
+                self.put_back(pending)
         return reqs
 
 
 class PrefillAdder:
     """Admission for one batch: what is left of the token budget, and of the pages that nobody was promised."""
 
-    def __init__(self, cache: CacheManager, tables: TableManager, token_budget: int, reserved_pages: int) -> None:
-        self.cache = cache
-        self.tables = tables
+    def __init__(
+        self,
+        cache: CacheManager,
+        tables: TableManager,
+        admission: FullReservation,
+        token_budget: int,
+        promised_pages: int,
+    ) -> None:
+        self.cache, self.tables, self.admission = cache, tables, admission
         self.token_budget = token_budget
-        self.reserved_pages = reserved_pages
-        self.page_size = cache.table.page_size
+        self.promised_pages = promised_pages
 
     def add(self, pending: PendingReq) -> Req | None:
         """The request's next tokens as a Req, its row and prefix in place; None when it must wait."""
-        if self.token_budget == 0:
+        chunk = pending.chunk
+        if self.token_budget == 0 or (chunk and chunk.retracted):
             return None
-        if pending.chunk is not None:
-            return self._cut(pending, pending.chunk.table_idx, pending.chunk.cached_len, pending.chunk)
+        if chunk:
+            return self._cut(pending, chunk.table_idx, chunk.cached_len, chunk.cache_handle, chunk.cached_tokens)
         return self._admit(pending)
 
     def _admit(self, pending: PendingReq) -> Req | None:
-        """Full reservation: a request enters only if all it may ever need is there, so it can never get stuck."""
+        """A request enters only if the pages it is promised are there, beside those that others were promised."""
         if self.tables.num_free == 0:
             return None
         handle = self.cache.match_req(pending.input_ids)
         self.cache.lock(handle)  # before counting: what it matched can no longer be evicted for others
-        needed = max_pages(len(pending.input_ids), pending.sampling_params, self.page_size)
-        needed -= handle.cached_len // self.page_size
-        if needed + self.reserved_pages > self.cache.available_size // self.page_size:
+        needed = self.admission.pages(handle.cached_len, pending.prompt_len, len(pending.input_ids), pending.max_len)
+        if needed + self.promised_pages > self.cache.available_pages:
             self.cache.unlock(handle)
             return None
         row = self.tables.allocate()
         self.tables.write_prompt(row, pending.input_ids)
         self.cache.table.set_prefix(row, handle.slots())
-        first = Req(pending.uid, pending.input_ids, pending.sampling_params, row, handle.cached_len, handle)
-        return self._cut(pending, row, handle.cached_len, first)
+        self.cache.tracer.end(pending.state, pending.uid)
+        self.cache.tracer.begin("prefill", pending.uid, cached_tokens=handle.cached_len)
+        cached_tokens = handle.cached_len if pending.cached_tokens is None else pending.cached_tokens
+        return self._cut(pending, row, handle.cached_len, handle, cached_tokens)
 
-    def _cut(self, pending: PendingReq, row: int, cached_len: int, before: Req) -> Req:
-        """As much of the prompt as the budget allows. `before` is the request as it stood until now."""
-        take = min(self.token_budget, len(pending.input_ids) - cached_len)
-        self.token_budget -= take
-        end = cached_len + take
-        args = (pending.uid, pending.input_ids, pending.sampling_params, row, cached_len, before.cache_handle)
+    def _cut(self, pending: PendingReq, row: int, cached_len: int, handle: CacheHandle, cached_tokens: int) -> Req:
+        """As many of its tokens as the budget allows, from cached_len on."""
+        end = min(cached_len + self.token_budget, len(pending.input_ids))
+        args = (pending.uid, pending.input_ids, pending.sampling_params, row, cached_len, handle, pending.prompt_len)
         req = Req(*args) if end == len(pending.input_ids) else ChunkedReq(*args, chunk_end=end)
-        req.cached_tokens = before.cached_tokens
-        self.reserved_pages += pages_to_come(req, self.page_size)
+        req.cached_tokens = cached_tokens
+        self.token_budget -= req.extend_len
+        self.promised_pages += self.admission.pages_to_come(req)
         return req

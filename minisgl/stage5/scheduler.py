@@ -16,10 +16,14 @@ from minisgl.core.sampling_params import SamplingParams
 from minisgl.core.trace import Tracer
 from minisgl.kernel.device import to_device
 from minisgl.stage3.engine import Engine
+from minisgl.stage3.page_count import check_fits
 from minisgl.stage4.cache_manager import CacheManager
+from minisgl.stage5.admission import create_admission, new_pages
 from minisgl.stage5.config import SchedulerConfig
 from minisgl.stage5.decode import DecodeManager
-from minisgl.stage5.prefill import PendingReq, PrefillManager
+from minisgl.stage5.pending import PendingReq
+from minisgl.stage5.policies import create_policy
+from minisgl.stage5.prefill import PrefillManager
 from minisgl.stage5.table import TableManager
 
 
@@ -28,10 +32,13 @@ class Scheduler:
         self.config, self.engine, self.eos_ids, self.tracer = config, engine, eos_ids, tracer
         self.cache = CacheManager(engine.table, engine.pool.num_pages, config.cache, tracer)
         self.tables = TableManager(config.max_running_requests, engine.max_seq_len, engine.device)
-        self.prefill = PrefillManager(self.cache, self.tables)
-        self.decode = DecodeManager(config.page_size)
+        self.admission = create_admission(config)
+        self.policy = create_policy(config, cached_len=lambda ids: self.cache.match_req(ids).cached_len)
+        self.prefill = PrefillManager(self.cache, self.tables, self.admission, self.policy)
+        self.decode = DecodeManager(self.admission)
         self.step = 0
-        self.in_flight = 0  # batches scheduled and not yet committed
+        self.retractions = 0
+        self.in_flight: list[Batch] = []  # scheduled and not yet committed
 
     @property
     def has_work(self) -> bool:
@@ -39,27 +46,30 @@ class Scheduler:
         return bool(self.prefill.pending or self.decode.running)
 
     def add(self, uid: int, prompt_ids: list[int], params: SamplingParams) -> None:
-        """Queue a request that `check_prompt` and `check_fits` have found good."""
+        """Queue a request that `check_prompt` has found good. Raises ValueError when the pool could never hold it: it
+        would wait for ever, and all others behind it."""
+        check_fits(len(prompt_ids), params, self.config.page_size, self.cache.num_pages)
         self.tracer.begin("queued", uid)
-        self.prefill.add(PendingReq(uid, torch.tensor(prompt_ids, dtype=torch.int32), params))
+        self.prefill.add(PendingReq(uid, torch.tensor(prompt_ids, dtype=torch.int32), len(prompt_ids), params))
 
     def abort(self, uid: int) -> list[TokenOutput]:
         """End a request wherever it stands: its terminal output, or nothing if it has ended already."""
         pending = self.prefill.remove(uid)
         req = pending.chunk if pending else self.decode.running.pop(uid, None)
-        if pending is None and req is None:
-            return []
-        if req is None:
-            self.tracer.end("queued", uid)
-            return [TokenOutput(uid, None, "abort", 0)]
-        req.finish_reason = "abort"
-        self._release_if_idle(req)
-        return [TokenOutput(uid, None, "abort", req.cached_tokens)]
+        if req is not None:
+            req.finish_reason = "abort"
+            self._release_if_idle(req)
+            return [TokenOutput(uid, None, "abort", req.cached_tokens)]
+        if pending is not None:
+            self.tracer.end(pending.state, uid)
+            return [TokenOutput(uid, None, "abort", pending.cached_tokens or 0)]
+        return []
 
     def schedule(self) -> ForwardInput | None:
         """The next batch, ready to be launched. None when nothing can run now."""
-        batch = self._choose_batch()
-        return self._prepare(batch) if batch else None
+        self._make_room()
+        batch = self.policy.compose(self.config.max_prefill_length, self._next_prompts, self._next_tokens)
+        return self._prepare(batch) if batch.reqs else None
 
     @torch.inference_mode()
     def forward(self, forward_input: ForwardInput) -> ForwardOutput:
@@ -73,24 +83,59 @@ class Scheduler:
     def commit(self, forward_input: ForwardInput, output: ForwardOutput) -> list[TokenOutput]:
         """Wait for the sampled tokens, and do all that depends on their values: append, finish, cache, free."""
         output.copy_done.synchronize()
-        self.in_flight -= 1
+        self.in_flight.remove(forward_input.batch)
         token_ids = output.next_tokens_host.tolist()
+        self._trace_first_tokens(forward_input.batch)
         with self.cache.freeing():
             outputs = [self._commit(*pair) for pair in zip(forward_input.batch.reqs, token_ids, strict=True)]
         return [output for output in outputs if output is not None]
 
-    def _choose_batch(self) -> Batch | None:
-        """Prefill first: whoever waits joins as soon as there is room. Else everyone who decodes."""
-        reqs = self.prefill.schedule(self.config.max_prefill_length, self.decode.reserved_pages())
-        if reqs:
-            self.decode.add([req for req in reqs if not isinstance(req, ChunkedReq)])
-            return Batch(reqs)
-        reqs = self.decode.runnable()
-        return Batch(reqs, num_decode=len(reqs)) if reqs else None
+    def _next_prompts(self, token_budget: int) -> list[Req]:
+        reqs = self.prefill.schedule(token_budget, self.decode.pages_promised() if self.prefill.pending else 0)
+        self.decode.add([req for req in reqs if not isinstance(req, ChunkedReq)])
+        return reqs
+
+    def _next_tokens(self) -> list[Req]:
+        return self.decode.schedule(self._pages_for_decode())
+
+    def _pages_for_decode(self) -> int:
+        """All there are, but for those that a half-done prompt was promised for the rest of it."""
+        half_done = self.prefill.half_done
+        return self.cache.available_pages - (self._next_pages(half_done) if half_done else 0)
+
+    def _next_pages(self, req: Req) -> int:
+        """Pages without which its next token cannot be sampled."""
+        return 0 if req.is_leaving else new_pages(req.cached_len, req.next_len, self.config.page_size)
+
+    def _make_room(self) -> None:
+        """Retract who came last, until the others have their next pages: the first to come always gets on, since
+        alone it fits. But wait, and retract nobody, while a batch in flight has pages that will come back with it."""
+        if self._pages_for_decode() >= len(self.decode.running):  # nobody takes more than one
+            return
+        half_done = self.prefill.half_done
+        holders = sorted([*self.decode.runnable(), *([half_done] if half_done else [])], key=lambda req: req.uid)
+        while len(holders) > 1 and sum(map(self._next_pages, holders)) > self.cache.available_pages:
+            if any(req.is_leaving for batch in self.in_flight for req in batch.reqs):
+                return
+            self._retract(holders.pop())
+
+    def _retract(self, req: Req) -> None:
+        """Back to the queue, with the tokens it has. One that is in flight goes after its batch, whose token it keeps
+        (and if that is its last, it has simply ended)."""
+        self.retractions += 1
+        req.retracted = True
+        if req.in_flight == 0:
+            self._requeue(req)
+
+    def _requeue(self, req: Req) -> None:
+        self._release_if_idle(req)
+        self.tracer.begin("retracted", req.uid, output_tokens=req.output_len)
+        self.decode.running.pop(req.uid, None)  # a half-done prompt is not in it
+        self.prefill.put_back(PendingReq.retracted(req))
 
     def _prepare(self, batch: Batch) -> ForwardInput:
         self.step += 1
-        self.in_flight += 1
+        self.in_flight.append(batch)
         with self.tracer.span("schedule", "scheduler", step=self.step, phase=batch.phase, requests=batch.size):
             self.engine.pad(batch)
             self.cache.allocate(batch.reqs)
@@ -98,7 +143,6 @@ class Scheduler:
             write_tuple = self._write_tuple(batch)
             sampling_args = self.engine.sampler.prepare(batch.reqs)
             for req in batch.reqs:
-                self._trace_launch(req)
                 req.complete_one()
                 req.in_flight += 1
         return ForwardInput(batch, sampling_args, input_tuple, write_tuple)
@@ -117,13 +161,17 @@ class Scheduler:
             self._release_if_idle(req)
             return None
         if isinstance(req, ChunkedReq):
+            if req.retracted:
+                self._requeue(req)
             return None
-        is_first = req.output_len == 0
         reason = req.append_host(token_id, self.eos_ids)
         if reason is not None:
             self.decode.remove(req)
+            self.admission.note_finished(req.output_len)
             self._release_if_idle(req)
-        elif is_first:
+        elif req.retracted:
+            self._requeue(req)
+        elif req.output_len == 1:
             self.cache.cache_req(req, finished=False)  # its prompt is there for whoever comes next
         return TokenOutput(req.uid, token_id, reason, req.cached_tokens)
 
@@ -132,17 +180,22 @@ class Scheduler:
         if req.in_flight == 0:
             self.cache.cache_req(req, finished=True)
             self.tables.free(req.table_idx)
-            self.tracer.end("running", req.uid)
+            self.tracer.end("prefill" if isinstance(req, ChunkedReq) else "decode", req.uid)
 
-    def _trace_launch(self, req: Req) -> None:
-        if self.tracer.enabled and req.output_len == 0 and req.cached_len == req.cached_tokens:
-            self.tracer.end("queued", req.uid)
-            self.tracer.begin("running", req.uid, cached_tokens=req.cached_tokens)
+    def _trace_first_tokens(self, batch: Batch) -> None:
+        if self.tracer.enabled:
+            for req in batch.reqs[batch.num_decode :]:
+                if not isinstance(req, ChunkedReq):
+                    self.tracer.phase("prefill", "decode", req.uid)
 
     def check_integrity(self) -> None:
         """Pages and rows add up. For tests and idle moments; raises AssertionError."""
-        pending = [pending.chunk for pending in self.prefill.pending if pending.chunk]
-        self.cache.check_integrity([*pending, *self.decode.running.values()])
+        held = {req.uid: req for batch in self.in_flight for req in batch.reqs} | self.decode.running
+        if half_done := self.prefill.half_done:
+            held[half_done.uid] = half_done
+        self.cache.check_integrity(list(held.values()))
+        if len(held) + self.tables.num_free != self.tables.num_rows:
+            raise AssertionError(f"{len(held)} rows held and {self.tables.num_free} free, of {self.tables.num_rows}")
 
     def stats(self) -> dict[str, int]:
-        return {**self.cache.stats(), "rows_free": self.tables.num_free}
+        return {**self.cache.stats(), "rows_free": self.tables.num_free, "retractions": self.retractions}
