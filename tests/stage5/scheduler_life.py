@@ -117,6 +117,9 @@ class Life:
         uid = len(self.asked)
         self.asked[uid] = self.live[uid] = Asked(prompt, max_tokens, 0)
         self.live[uid].deadline = self.deadline()
+        if self.options["schedule_policy"] == "prefill-first":  # who runs stands still for who comes later
+            for asked in self.live.values():
+                asked.deadline += 2 * self.live[uid].work
         for rank in self.ranks:
             rank.scheduler.add(uid, prompt, params)
 

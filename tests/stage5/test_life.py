@@ -53,7 +53,7 @@ class Machine(RuleBasedStateMachine):
 
 
 TestMachine = Machine.TestCase
-TestMachine.settings = settings(max_examples=80, stateful_step_count=30, deadline=None)
+TestMachine.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
 
 
 def test_thousands_of_ticks() -> None:

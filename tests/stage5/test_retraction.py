@@ -174,6 +174,24 @@ def test_a_half_done_prompt_is_retracted_too(overlap: bool) -> None:
 
 
 @pytest.mark.parametrize("overlap", [False, True])
+def test_a_half_done_prompt_stays_first_when_a_stream_is_retracted(overlap: bool) -> None:
+    """Request 5 runs, and 2, which has the older claim, is cut in many chunks: it keeps what it was promised."""
+    rank = crowded(overlap, budget=3)
+    rank.scheduler.add(5, SHARED[:8], SamplingParams(max_tokens=50, ignore_eos=True))
+    tokens: list[int | None] = []
+    while len(tokens) < 10:
+        tokens += [output.token_id for output in rank.tick()[1]]
+    rank.scheduler.add(2, SHARED[:30] + SHARED[:10], SamplingParams(max_tokens=5, ignore_eos=True))
+    while rank.scheduler.retractions == 0:
+        tokens += [output.token_id for output in rank.tick()[1]]
+    assert list(rank.scheduler.prefill.pending) == [2, 5]
+    assert rank.scheduler.prefill.half_done is not None
+    rest = run(rank)
+    assert tokens + rest[5] == endless(SHARED[:8], 50)
+    assert rest[2] == endless(SHARED[:30] + SHARED[:10], 5)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
 def test_retracted_while_it_is_computed_again(overlap: bool) -> None:
     """A half-done recomputation, with tokens of its answer in its chunks, is released like any other."""
     rank = two_that_collide(overlap, budget=2)
