@@ -6,6 +6,8 @@ The calls of one step, in this order: schedule, forward, commit. Lengths advance
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -136,8 +138,8 @@ class Scheduler:
     def _prepare(self, batch: Batch) -> ForwardInput:
         self.step += 1
         self.in_flight.append(batch)
-        with self.tracer.span("schedule", "scheduler", step=self.step, phase=batch.phase, requests=batch.size):
-            self.engine.pad(batch)
+        self.engine.pad(batch)
+        with self.tracer.span("schedule", "scheduler", step=self.step, **self._facts(batch)):
             self.cache.allocate(batch.reqs)
             input_tuple = self.engine.prepare(batch)
             write_tuple = self._write_tuple(batch)
@@ -146,6 +148,14 @@ class Scheduler:
                 req.complete_one()
                 req.in_flight += 1
         return ForwardInput(batch, sampling_args, input_tuple, write_tuple)
+
+    def _facts(self, batch: Batch) -> dict[str, Any]:
+        """What a figure needs to know of a step, before its lengths advance."""
+        if not self.tracer.enabled:
+            return {}
+        tokens = sum(req.extend_len for req in batch.reqs)
+        sizes = {"requests": batch.size, "decode": batch.num_decode, "padded": batch.padded_size}
+        return {"phase": batch.phase, "tokens": tokens, **sizes}
 
     def _write_tuple(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Where each sampled token goes: after the request's last token, or nowhere (the dummy row) for a chunk

@@ -62,8 +62,8 @@ def snapshot_pages(
 
 def snapshot_scheduler(scheduler: Scheduler, time: float | None = None) -> PageSnapshot:
     """The pool now, between two steps of a scheduler of stage 5 or later."""
-    chunks = [pending.chunk for pending in scheduler.prefill.pending if pending.chunk]
-    reqs = [*chunks, *scheduler.decode.running.values()]
+    half_done = scheduler.prefill.half_done
+    reqs = [*([half_done] if half_done else []), *scheduler.decode.running.values()]
     return snapshot_pages(scheduler.cache.table, scheduler.cache.allocator, reqs, time)
 
 
