@@ -19,7 +19,7 @@ class LLM(ParallelLLM):
             outputs = carry_out(scheduler, orders)
             forward_input = scheduler.schedule()
             if forward_input is not None:
-                with scheduler.tracer.span("forward", "engine", tokens=forward_input.batch.num_tokens):
+                with scheduler.tracer.span("forward", "engine", tokens=len(forward_input.batch.positions)):
                     output = scheduler.forward(forward_input)
                 outputs += scheduler.commit(forward_input, output)
             elif scheduler.has_work:

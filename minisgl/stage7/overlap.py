@@ -27,7 +27,7 @@ def launch(scheduler: Scheduler, stream: EngineStream, forward_input: ForwardInp
     tracer, step, batch = scheduler.tracer, scheduler.step, forward_input.batch
 
     def forward(forward_input: ForwardInput) -> ForwardOutput:
-        with tracer.span("forward", "engine", step=step, phase=batch.phase, tokens=batch.num_tokens):
+        with tracer.span("forward", "engine", step=step, phase=batch.phase, tokens=len(batch.positions)):
             tracer.flow_end(step, "engine")
             return scheduler.forward(forward_input)
 
