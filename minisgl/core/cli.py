@@ -115,7 +115,7 @@ def with_mine(mine: str | None, work: Callable[[], int]) -> int:
 
 
 def sampling_params(args: argparse.Namespace) -> SamplingParams:
-    names = [field.name for field in dataclasses.fields(SamplingParams)]
+    names = [field.name for field in dataclasses.fields(SamplingParams) if field.name in args]  # those that are flags
     return SamplingParams(**{name: getattr(args, name) for name in names})
 
 

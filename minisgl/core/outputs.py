@@ -8,6 +8,13 @@ from typing import Literal, NamedTuple
 FinishReason = Literal["stop", "length", "abort"]
 
 
+class TokenLogprob(NamedTuple):
+    """How likely the model found a token, and which it found likeliest: natural logarithms."""
+
+    logprob: float
+    top: list[tuple[int, float]]  # (token id, logprob), the likeliest first; as many as were asked for
+
+
 class TokenOutput(NamedTuple):
     """One token of one request, as a scheduler reports it."""
 
@@ -15,6 +22,10 @@ class TokenOutput(NamedTuple):
     token_id: int | None  # None: the request ended without one (aborted)
     finish_reason: FinishReason | None  # None: more will come
     cached_tokens: int  # prompt tokens that were found in the prefix cache
+    logprob: TokenLogprob | None = None  # of token_id, if the request asks for it
+    prompt_logprobs: list[TokenLogprob | None] | None = (
+        None  # with the first token: of each prompt token; the first has none
+    )
 
 
 @dataclass(frozen=True)

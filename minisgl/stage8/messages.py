@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from minisgl.core.outputs import FinishReason
+from minisgl.core.outputs import FinishReason, TokenLogprob
 from minisgl.core.sampling_params import SamplingParams
 
 
@@ -34,6 +34,8 @@ class Tokenize(Message, frozen=True):
     token_ids: list[int] | None = None
     chat: list[dict[str, Any]] | None = None
     fill_context: bool = False  # params.max_tokens becomes what the context leaves after the prompt
+    stop: list[str] = []  # texts that end the answer, and are not part of it
+    echo: bool = False  # the answer's text begins with the prompt's
 
 
 class Generate(Message, frozen=True):
@@ -42,6 +44,8 @@ class Generate(Message, frozen=True):
     uid: int
     prompt: bytes
     params: SamplingParams
+    stop: list[str] = []
+    echo: bool = False
 
     def __post_init__(self) -> None:
         if len(self.prompt) % 4:
@@ -54,6 +58,22 @@ class Generate(Message, frozen=True):
     @property
     def prompt_ids(self) -> list[int]:
         return list(struct.unpack(f"<{len(self.prompt) // 4}i", self.prompt))
+
+
+class Begin(Message, frozen=True):
+    """Scheduler -> detokenizer, before the first step of a request whose text needs more than its tokens."""
+
+    uid: int
+    stop: list[str]
+    min_tokens: int  # no stop string counts before
+    echo: bytes  # the prompt's ids if its text comes first, else empty
+
+
+class StopMatched(Message, frozen=True):
+    """Detokenizer -> scheduler, the one message against the ring's direction: a stop string has ended this request's
+    text, and its terminal reply is out. What is still computed for it is dropped."""
+
+    uid: int
 
 
 class Abort(Message, frozen=True):
@@ -78,6 +98,8 @@ class Step(Message, frozen=True):
     finish_reasons: list[FinishReason | None]
     cached_tokens: list[int]
     prompt_tokens: list[int]
+    logprobs: dict[int, TokenLogprob] = {}  # by place in the lists: of those that ask for it
+    prompt_logprobs: dict[int, list[TokenLogprob | None]] = {}
 
     def __post_init__(self) -> None:
         lists = (self.uids, self.token_ids, self.finish_reasons, self.cached_tokens, self.prompt_tokens)
@@ -103,6 +125,23 @@ class Reply(msgspec.Struct, frozen=True):
     cached_tokens: int
     error: str | None = None
     param: str | None = None
+    logprobs: list[TextLogprob] = []  # one a token, those of an echoed prompt first, if the request asks for them
+
+
+class TextLogprob(msgspec.Struct, frozen=True, array_like=True):
+    """A TokenLogprob with the tokens' texts. logprob None: the first token of a prompt has none."""
+
+    token: TokenText
+    logprob: float | None
+    top: list[tuple[TokenText, float]]
+
+
+class TokenText(msgspec.Struct, frozen=True, array_like=True):
+    """A token by itself. data: its bytes, which may be a part of a character; text: what of them can be shown."""
+
+    token_id: int
+    text: str
+    data: bytes
 
 
 class Replies(Message, frozen=True):
@@ -112,8 +151,8 @@ class Replies(Message, frozen=True):
 
 
 TO_TOKENIZER = Tokenize | Abort
-TO_SCHEDULER = Generate | Abort | Rejected
-TO_DETOKENIZER = Step | Rejected | Heartbeat
+TO_SCHEDULER = Generate | Abort | Rejected | StopMatched
+TO_DETOKENIZER = Begin | Step | Rejected | Heartbeat
 TO_API = Replies | Heartbeat
 
 

@@ -74,8 +74,11 @@ class Desk:
         """What one step gave, in one message."""
         if not outputs:
             return
-        uids, token_ids, reasons, cached = (list(column) for column in zip(*outputs, strict=True))
-        self._send(Step(uids, token_ids, reasons, cached, [self._prompt_tokens[uid] for uid in uids]))
+        uids, token_ids, reasons, cached, logprobs, of_prompts = (list(column) for column in zip(*outputs, strict=True))
+        step = Step(uids, token_ids, reasons, cached, [self._prompt_tokens[uid] for uid in uids])
+        step.logprobs.update((place, one) for place, one in enumerate(logprobs) if one is not None)
+        step.prompt_logprobs.update((place, all_) for place, all_ in enumerate(of_prompts) if all_ is not None)
+        self._send(step)
         for output in outputs:
             if output.finish_reason:
                 del self._prompt_tokens[output.uid]
