@@ -7,8 +7,8 @@ prompt is a row of segments of numbered streams, and two prompts share a prefix 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -39,6 +39,12 @@ class Arrival:
     output_len: int
     time_ns: int
     after: int | None = None
+    max_tokens: int | None = None  # it asks for; None: just as many as its answer has
+
+    @property
+    def max_len(self) -> int:
+        """Tokens of its prompt, and of the longest answer that it asks for."""
+        return self.prompt_len + (self.max_tokens or self.output_len)
 
     @property
     def prompt_len(self) -> int:
@@ -161,6 +167,14 @@ WORKLOADS: dict[str, Callable[[Load], list[Arrival]]] = {
     "long-prompt": long_prompt,
     "bursts": bursts,
 }
+
+
+def asking_for(max_tokens: int, arrivals: Sequence[Arrival]) -> list[Arrival]:
+    """The same requests, whose answers end before max_tokens as most answers do. Raises ValueError if one does not."""
+    longest = max(arrival.output_len for arrival in arrivals)
+    if longest > max_tokens:
+        raise ValueError(f"--max-tokens {max_tokens} would cut answers: the longest of this workload has {longest}")
+    return [replace(arrival, max_tokens=max_tokens) for arrival in arrivals]
 
 
 def poisson(rng: np.random.Generator, count: int, rate: float | None) -> list[int]:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from minisgl.benchmark.arrivals import WORKLOADS, Arrival, Load
+from minisgl.benchmark.arrivals import WORKLOADS, Arrival, Load, asking_for
 from minisgl.benchmark.models import CONFIGS
 from minisgl.benchmark.records import table
 from minisgl.benchmark.simulation import NEVER, Result, simulate
@@ -44,6 +44,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--prompt-len", type=int, default=512, help="mean of prompts, or of messages", metavar="N")
     parser.add_argument("--output-len", type=int, default=128, help="mean of answers", metavar="N")
+    parser.add_argument(
+        "--max-tokens", type=int, metavar="N", help="each request asks for; default: just what its answer will have"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of lengths and arrivals")
     parser.add_argument(
         "--max-seq-len", type=int, metavar="N", help="refuse longer requests; default: the model's limit"
@@ -79,6 +82,11 @@ def main(args: argparse.Namespace) -> None:
 
 
 def workload(args: argparse.Namespace) -> list[Arrival]:
+    arrivals = described(args)
+    return arrivals if args.max_tokens is None else asking_for(args.max_tokens, arrivals)
+
+
+def described(args: argparse.Namespace) -> list[Arrival]:
     load = Load(args.requests, args.rate, args.prompt_len, args.output_len, args.seed)
     if args.workload in WORKLOADS:
         return WORKLOADS[args.workload](load)

@@ -19,7 +19,7 @@ from minisgl.models.config import ModelConfig
 from minisgl.stage3.engine import Engine
 from minisgl.stage5.cost_model import CostModel, Device
 from minisgl.stage5.scheduler import Scheduler
-from minisgl.stage5.simulated_engine import SimulatedEngine, Step, VirtualClock, VirtualTracer
+from minisgl.stage5.simulated_engine import EOS, SimulatedEngine, Step, VirtualClock, VirtualTracer
 from minisgl.stage6.messages import AddRequests, Order
 from minisgl.stage7.config import OverlapConfig
 from minisgl.stage7.llm import Steps, overlap_loop, plain_loop
@@ -51,7 +51,7 @@ class ArrivalInbox:
         while self._waiting and self._waiting[0][0] <= self.clock.now:
             time, uid, arrival = heapq.heappop(self._waiting)
             self.arrived[uid] = time
-            params = SamplingParams(max_tokens=arrival.output_len, ignore_eos=True)  # lengths decide, not tokens
+            params = SamplingParams(max_tokens=arrival.max_tokens or arrival.output_len)
             requests.append(Request(uid, arrival.prompt_ids(), params))
         return [AddRequests(requests)] if requests else []
 
@@ -99,7 +99,7 @@ class Result(NamedTuple):
     gaps: np.ndarray  # between a token and the one before it, of all requests
     steps: list[Step]
     stats: dict[str, int]  # the scheduler's, at the end
-    fewest_free: int  # pages
+    fewest_free: int  # pages: free, or cached and used by nobody
 
 
 class Outputs:
@@ -130,13 +130,16 @@ def simulate(
     clock = VirtualClock()
     tracer = VirtualTracer(trace, clock)
     limit = min(config.max_seq_len or model.max_position, model.max_position)
-    lengths = [arrival.prompt_len + arrival.output_len for arrival in arrivals]
+    lengths = [arrival.max_len for arrival in arrivals]
     longest = max((length for length in lengths if length <= limit), default=0)
     if longest == 0:
-        raise ValueError(f"no request has at most {limit} tokens, prompt and answer: raise --max-seq-len")
-    engine = SimulatedEngine(config, CostModel(model, device), longest, tracer)
+        raise ValueError(f"no request has at most {limit} tokens, prompt and max_tokens: raise --max-seq-len")
+    ends = np.zeros(len(arrivals), dtype=np.int64)
+    for arrival in arrivals:
+        ends[arrival.uid] = arrival.prompt_len + arrival.output_len
+    engine = SimulatedEngine(config, CostModel(model, device), longest, tracer, ends)
     most = min(limit, engine.pool.num_pages * config.page_size + 1)  # the last token of an answer is never computed
-    scheduler = Scheduler(config, cast(Engine, engine), frozenset(), tracer)
+    scheduler = Scheduler(config, cast(Engine, engine), frozenset({EOS}), tracer)
     inbox = ArrivalInbox([a for a, length in zip(arrivals, lengths, strict=True) if length <= most], clock)
     stream = SimulatedStream(clock)
     loop = plain_loop(scheduler, inbox) if config.disable_overlap else overlap_loop(scheduler, inbox, stream)
@@ -167,6 +170,6 @@ def _serve(loop: Steps, scheduler: Scheduler, inbox: ArrivalInbox, found: Output
             for output in outputs:
                 if output.finish_reason is not None:
                     inbox.ended(output.uid)
-        found.fewest_free = min(found.fewest_free, scheduler.stats()["pages_free"])
+        found.fewest_free = min(found.fewest_free, scheduler.cache.available_pages)
     scheduler.check_integrity()
     return found

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import NamedTuple, TypeVar, cast
 
 import numpy as np
 import torch
@@ -25,7 +25,9 @@ from minisgl.stage5.config import SchedulerConfig
 from minisgl.stage5.cost_model import CostModel, StepShape
 
 TOKEN_IDS = 2**31 - 1  # a prime; no model's vocabulary: nothing looks at an id but the prefix cache
+EOS = TOKEN_IDS  # what ends an answer: a token of no stream
 _STREAM, _POSITION = 1_181_783_497, 741_103_597
+IntOrArray = TypeVar("IntOrArray", int, np.ndarray)
 _NONE = torch.empty(0, dtype=torch.int64)
 
 
@@ -35,7 +37,7 @@ def token_ids(streams: np.ndarray | int, positions: np.ndarray) -> np.ndarray:
     return (streams * _STREAM + positions * _POSITION) % TOKEN_IDS
 
 
-def answer_stream(uid: int) -> int:
+def answer_stream(uid: IntOrArray) -> IntOrArray:
     """The stream of what a request generates. Those of prompts are even."""
     return 2 * uid + 1
 
@@ -110,14 +112,23 @@ class Step(NamedTuple):
 class SimulatedEngine:
     """Takes the place of stage 3's Engine under a Scheduler. On one thread."""
 
-    def __init__(self, config: SchedulerConfig, cost: CostModel, max_seq_len: int, tracer: VirtualTracer) -> None:
-        """tracer: the scheduler's, whose clock this engine moves."""
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        cost: CostModel,
+        max_seq_len: int,
+        tracer: VirtualTracer,
+        ends: np.ndarray | None = None,
+    ) -> None:
+        """tracer: the scheduler's, whose clock this engine moves. ends: int64 [uids], the tokens, prompt and answer,
+        of each request when it comes to its own end; None: it takes all that it asks for."""
         self.clock, self.cost, self.tracer, self.max_seq_len = tracer.clock, cost, tracer, max_seq_len
         self.device = torch.device("cpu")  # where the scheduler keeps its tables
         self.pool = SimulatedPool(config.num_pages or pool_pages(config, cost, max_seq_len), config.page_size)
         rows = config.max_running_requests
         self.table = PageTable(rows, max_seq_len, config.page_size, self.pool.dummy_slot, self.device)
         self.dummy_req = Req(-1, torch.zeros(1, dtype=torch.int32), SamplingParams(max_tokens=1), rows)
+        self.ends = ends
         self.sampler = NoSampler()
         self.steps: list[Step] = []
 
@@ -134,7 +145,7 @@ class SimulatedEngine:
         return _NONE, _NONE
 
     def forward_batch(self, batch: Batch, args: None) -> ForwardOutput:
-        """The device's part: takes its time, and gives each request the next token of its own stream."""
+        """The device's part: takes its time, and gives each request the next token of its own stream, or its end."""
         shape, uids, lengths = cast(Launch, batch.attn_metadata)
         start = self.clock.now
         self.clock.advance(self.cost.device_seconds(shape))
@@ -142,7 +153,10 @@ class SimulatedEngine:
         self.tracer.complete(
             batch.phase, start, self.clock.now, "device", tokens=shape.num_tokens, requests=shape.num_requests
         )
-        ids = token_ids(np.array(uids, dtype=np.int64) * 2 + 1, np.array(lengths, dtype=np.int64))
+        which, positions = np.array(uids, dtype=np.int64), np.array(lengths, dtype=np.int64)
+        ids = token_ids(answer_stream(which), positions)
+        if self.ends is not None:
+            ids[positions + 1 == self.ends[which]] = EOS
         tokens = torch.from_numpy(ids.astype(np.int32))
         return ForwardOutput(tokens, tokens, VirtualEvent(self.clock, self.clock.now))
 

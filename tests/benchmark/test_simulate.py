@@ -15,7 +15,7 @@ from tiny_model import make_tiny_model
 from minisgl.benchmark import fit_device
 from minisgl.benchmark import simulate as command
 from minisgl.benchmark.__main__ import main
-from minisgl.benchmark.arrivals import TURNS, WORKLOADS, Arrival, Load, Segment
+from minisgl.benchmark.arrivals import TURNS, WORKLOADS, Arrival, Load, Segment, asking_for
 from minisgl.benchmark.fit_device import CASES, TOKENS, Measured, errors, fit
 from minisgl.benchmark.simulation import NEVER, Result, simulate
 from minisgl.benchmark.trace_file import read_trace
@@ -88,6 +88,20 @@ def test_every_workload_is_served_whole(name: str, overlap: bool) -> None:
     check_whole(
         run(arrivals, num_pages=160, max_running_requests=6, max_prefill_length=128, disable_overlap=not overlap)
     )
+
+
+@pytest.mark.parametrize("overlap", [True, False], ids=["overlap", "plain"])
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_answers_end_before_max_tokens(name: str, overlap: bool) -> None:
+    """All have the tokens that were described, whatever they ask for; and whoever estimates has more of them at once in
+    a pool where each may ask for a third of it."""
+    arrivals = asking_for(300, WORKLOADS[name](Load(60, 1000.0, prompt_len=30, output_len=12, seed=3)))
+    steps = {}
+    for admission in ("reserve", "estimate"):
+        result = run(arrivals, num_pages=60, admission=admission, disable_overlap=not overlap)
+        check_whole(result)
+        steps[admission] = len(result.steps)
+    assert steps["estimate"] < steps["reserve"]
 
 
 @pytest.mark.parametrize("workload", [*WORKLOADS, "trace"])
@@ -304,6 +318,7 @@ def test_this_machine_measured_and_simulated(tmp_path: Path, capsys: pytest.Capt
         (["--workload", "unifrom"], "--workload must be uniform, .* or a trace file, not 'unifrom'"),
         (["--workload", "bursts"], "bursts need --rate"),
         (["--rate", "-1"], r"--rate must be a number above 0, not -1\.0"),
+        (["--max-tokens", "9"], "--max-tokens 9 would cut answers: the longest of this workload has 230"),
         (["--requests", "0"], "--requests must be at least 1, not 0"),
         (["--device", "h300"], "--device must be h200 or cpu:FIT.json, not 'h300'"),
         (["--device", "cpu:nowhere.json"], "nowhere.json is no fit of a device"),
