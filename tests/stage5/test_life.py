@@ -65,10 +65,12 @@ def test_thousands_of_ticks() -> None:
 @pytest.mark.soak
 @pytest.mark.timeout(7200)
 def test_a_million_ticks() -> None:
-    ticks, seed = 0, 1_000_000
+    ticks, requests, retractions, seed = 0, 0, 0, 1_000_000
     while ticks < 1_000_000:
-        ticks += random_life(seed, ticks=1000).now
-        seed += 1
+        life = random_life(seed, ticks=1000)
+        ticks, requests, seed = ticks + life.now, requests + len(life.asked), seed + 1
+        retractions += life.ranks[0].scheduler.retractions
+        print(f"{seed - 1_000_000} lives: {ticks} ticks, {requests} requests, {retractions} retractions", flush=True)
 
 
 def digest(seed: int) -> str:
