@@ -82,6 +82,35 @@ class Abort(Message, frozen=True):
     uid: int
 
 
+class Encode(Message, frozen=True):
+    """API -> tokenizer: the ids of a text, for who asks for nothing else. special: begin with BOS if the model does."""
+
+    uid: int
+    text: str
+    special: bool = True
+
+
+class Decode(Message, frozen=True):
+    """API -> tokenizer: the text of ids."""
+
+    uid: int
+    token_ids: list[int]
+
+
+class Flush(Message, frozen=True):
+    """API -> tokenizer -> scheduler, all ranks: forget every cached prefix. Refused while requests wait or run."""
+
+    uid: int
+
+
+class Answered(Message, frozen=True):
+    """What an Encode, a Decode or a Flush came to. It travels on to the detokenizer, which makes a Reply of it."""
+
+    uid: int
+    text: str = ""
+    token_ids: list[int] = []
+
+
 class Rejected(Message, frozen=True):
     """Tokenizer -> scheduler -> detokenizer: the request never ran. Its terminal message."""
 
@@ -150,9 +179,9 @@ class Replies(Message, frozen=True):
     replies: list[Reply]
 
 
-TO_TOKENIZER = Tokenize | Abort
-TO_SCHEDULER = Generate | Abort | Rejected | StopMatched
-TO_DETOKENIZER = Begin | Step | Rejected | Heartbeat
+TO_TOKENIZER = Tokenize | Encode | Decode | Flush | Abort
+TO_SCHEDULER = Generate | Flush | Answered | Abort | Rejected | StopMatched
+TO_DETOKENIZER = Begin | Step | Answered | Rejected | Heartbeat
 TO_API = Replies | Heartbeat
 
 
