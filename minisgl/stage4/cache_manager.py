@@ -153,6 +153,11 @@ class CacheManager:
         if self.tracer.enabled:
             self.tracer.instant("evict", "cache", tokens=len(slots), pages=evicted.tolist())
 
+    def flush(self) -> None:
+        """Free every cached page that no request holds."""
+        self._evict(self.cache.evictable_size // self.page_size)
+        self._trace_pages()
+
     def _trace_pages(self) -> None:
         if self.tracer.enabled and self._freed is None:
             evictable, protected = self.cache.evictable_size, self.cache.protected_size

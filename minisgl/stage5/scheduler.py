@@ -198,6 +198,10 @@ class Scheduler:
                 if not isinstance(req, ChunkedReq):
                     self.tracer.phase("prefill", "decode", req.uid)
 
+    def flush_cache(self) -> None:
+        """Forget every cached prefix that no request holds."""
+        self.cache.flush()
+
     def check_integrity(self) -> None:
         """Pages and rows add up. For tests and idle moments; raises AssertionError."""
         held = {req.uid: req for batch in self.in_flight for req in batch.reqs} | self.decode.running
