@@ -32,7 +32,8 @@ class DetokenizerRole:
             if isinstance(message, Step):
                 replies += self._step(message)
             elif isinstance(message, Rejected):
-                replies.append(Reply(message.uid, "", [], None, 0, 0, message.message, message.param))
+                words = (message.message, message.param, message.is_bug)
+                replies.append(Reply(message.uid, "", [], None, 0, 0, *words))
             elif isinstance(message, Heartbeat):
                 results.append(message)
         return [Replies(replies), *results] if replies else results
@@ -45,7 +46,7 @@ class DetokenizerRole:
                 replies += self._reply(uid, token_id, reason, prompt_tokens, cached_tokens)
             except Exception as error:  # one request may fail, the process may not
                 log.error("request %d: the detokenizer failed", uid, exc_info=error)
-                replies.append(Reply(uid, "", [], "abort", 0, 0))
+                replies.append(Reply(uid, "", [], None, 0, 0, "the detokenizer failed on its text", is_bug=True))
                 if uid in self._texts:
                     self._texts[uid] = None
         return replies

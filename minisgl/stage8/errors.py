@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import msgspec
 from starlette.responses import Response
 
-from minisgl.stage8.frontend import EngineGone, QueueFull, RequestRefused
+from minisgl.stage8.frontend import EngineGone, QueueFull, RequestFailed, RequestRefused
 
 MAX_MESSAGE = 500  # characters: an error never repeats a large input
 RETRY_AFTER = 1  # seconds
@@ -65,5 +65,6 @@ def as_api_error(error: Exception) -> ApiError:
         return ApiError(429, str(error), code="queue_full", headers={"Retry-After": str(RETRY_AFTER)})
     if isinstance(error, EngineGone):
         return unavailable(str(error))
-    _log.error("a request failed with an unforeseen %s", type(error).__name__, exc_info=error)
+    if not isinstance(error, RequestFailed):  # the process that failed has logged why
+        _log.error("a request failed with an unforeseen %s", type(error).__name__, exc_info=error)
     return ApiError(500, "the server failed on this request: this is a bug in it", code="internal_error")

@@ -40,6 +40,10 @@ class QueueFull(RuntimeError):
     """As many requests are open as may be: try again later."""
 
 
+class RequestFailed(RuntimeError):
+    """The server failed on this request, which is a bug in it. It serves the others."""
+
+
 class EngineGone(RuntimeError):
     """The engine ended this request, or cannot take any."""
 
@@ -57,8 +61,8 @@ class Ask:
     """Requests that were sent off together, and their replies as they come.
 
     Iterating gives lists of (index of the request, reply): all that has arrived since, so a slow reader gets longer
-    lists. Raises RequestRefused or EngineGone when one of the requests fails, after the replies before that. Use it
-    in a `with`; leaving it aborts what has not ended.
+    lists. Raises RequestRefused, RequestFailed or EngineGone when one of the requests fails, after the replies before
+    that. Use it in a `with`; leaving it aborts what has not ended.
     """
 
     def __init__(self, frontend: Frontend, uids: Sequence[int]) -> None:
@@ -96,7 +100,7 @@ class Ask:
         terminal = reply.error is not None or reply.finish_reason is not None
         index = self._open.pop(reply.uid) if terminal else self._open[reply.uid]
         if reply.error is not None:
-            self._failure = RequestRefused(reply.error, reply.param)
+            self._failure = RequestFailed(reply.error) if reply.is_bug else RequestRefused(reply.error, reply.param)
         elif reply.finish_reason == "abort":
             self._failure = EngineGone("the server ended this request before it was finished")
         else:
@@ -179,8 +183,7 @@ class Frontend:
     def abort(self, uid: int) -> None:
         """Nobody waits for this request any more. Unknown to the engine if it never was sent, or had ended."""
         if self._asks.pop(uid, None) is not None:
-            with suppress(EngineGone):
-                self._send(Abort(uid))
+            self._send_abort(uid)
 
     async def listen(self) -> None:
         """Route replies for ever. Run it as a task of the loop that asks."""
@@ -213,6 +216,12 @@ class Frontend:
                 self.late += 1
             elif ask.put(reply):
                 del self._asks[reply.uid]
+                if reply.is_bug:
+                    self._send_abort(reply.uid)  # the scheduler does not know that the detokenizer failed
+
+    def _send_abort(self, uid: int) -> None:
+        with suppress(EngineGone):
+            self._send(Abort(uid))
 
     def _send(self, message: Tokenize | Abort) -> None:
         self._tracer.instant(type(message).__name__, "messages", message.uid)

@@ -117,6 +117,7 @@ class Rejected(Message, frozen=True):
     uid: int
     message: str
     param: str | None = None
+    is_bug: bool = False  # the server is at fault, and not the request
 
 
 class Step(Message, frozen=True):
@@ -154,6 +155,7 @@ class Reply(msgspec.Struct, frozen=True):
     cached_tokens: int
     error: str | None = None
     param: str | None = None
+    is_bug: bool = False  # the server is at fault, and not the request
     logprobs: list[TextLogprob] = []  # one a token, those of an echoed prompt first, if the request asks for them
 
 

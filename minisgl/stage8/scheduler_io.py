@@ -110,7 +110,25 @@ class Desk:
             self._prompt_tokens[message.uid] = len(prompt_ids)
         except Exception as error:
             log.error("request %d cannot be queued", message.uid, exc_info=error)
-            self._send(Rejected(message.uid, one_line(error, MAX_ERROR_CHARS)))
+            self._send(Rejected(message.uid, one_line(error, MAX_ERROR_CHARS), is_bug=True))
+
+    def _flush(self, message: Flush) -> None:
+        """A batch may be in flight without any request that goes on (overlap): then it is done after that batch."""
+        if self._scheduler.has_work:
+            self._send(Rejected(message.uid, "requests wait or run: flush the cache when none does"))
+            return
+        self._flushes.append(message.uid)
+        self._flush_if_idle()
+
+    def _flush_if_idle(self) -> None:
+        if not self._flushes or self._scheduler.in_flight:
+            return
+        self._scheduler.flush_cache()
+        self._last_heartbeat = float("-inf")
+        self.heartbeat()  # first: who has the answer shall see what it says
+        for uid in self._flushes:
+            self._send(Answered(uid))
+        self._flushes.clear()
 
     def _send(self, message: Message) -> None:
         if self._outbox:

@@ -11,7 +11,8 @@ from fake_ring import FakeRing, reply
 
 from minisgl.core.sampling_params import SamplingParams
 from minisgl.core.trace import Tracer
-from minisgl.stage8.frontend import Ask, EngineGone, Frontend, QueueFull, RequestRefused
+from minisgl.stage8.errors import as_api_error
+from minisgl.stage8.frontend import Ask, EngineGone, Frontend, QueueFull, RequestFailed, RequestRefused
 from minisgl.stage8.messages import Replies, Tokenize, encode
 
 Test = Callable[[Frontend, FakeRing], Awaitable[None]]
@@ -140,6 +141,21 @@ def test_a_refusal_comes_after_the_replies_before_it() -> None:
                     await anext(ask)
                 assert refusal.value.param == "prompt"
             assert ring.aborted == [0]
+
+    asyncio.run(test())
+
+
+def test_hazard_22_our_fault_is_500_and_what_still_runs_of_it_is_aborted() -> None:
+    async def test() -> None:
+        ring = FakeRing(silent)
+        async with listening(ring) as frontend:
+            with frontend.ask(requests(frontend)) as ask:
+                ring.give(reply(0, tokens=0, error="the detokenizer failed", is_bug=True))
+                with pytest.raises(RequestFailed) as failure:
+                    await anext(ask)
+            assert as_api_error(failure.value).status == 500
+            assert ring.aborted == [0]
+            assert frontend.num_open == 0
 
     asyncio.run(test())
 

@@ -258,6 +258,7 @@ def test_a_request_that_fails_on_arrival_is_refused_alone(desk: Desk, sent: Sent
     (refused,) = sent.take()
     assert isinstance(refused, Rejected)
     assert refused.uid == 1
+    assert refused.is_bug, "the tokenizer had found it good"
     desk.report([TokenOutput(2, 9, "length", 0)])
     assert sent.take() == [Step([2], [9], ["length"], [0], [1])]
 

@@ -179,7 +179,8 @@ def test_a_request_that_fails_ends_once_and_alone(tokenizer: Tokenizer, monkeypa
         [step((1, 504, None), (2, 314, None)), step((1, 314, None), (2, 314, None)), step((1, 2, "stop"))]
     )
     assert isinstance(out[0], Replies)
-    ends = [(reply.uid, reply.finish_reason) for reply in out[0].replies if reply.uid == 1]
-    assert ends == [(1, "abort")]
+    (end,) = [reply for reply in out[0].replies if reply.uid == 1]
+    assert end.error
+    assert end.is_bug
     assert texts(out)[2] == tokenizer.decode([314, 314])
     assert role.num_open == 1
