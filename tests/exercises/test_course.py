@@ -19,6 +19,7 @@ from minisgl.learn.source import marked_methods
 COURSE = Course()
 CHAPTERS = [pytest.param(chapter, id=f"stage{chapter.number}") for chapter in COURSE.chapters]
 MUTANTS = sorted((COURSE.root / "tests" / "mutants").glob("stage*.py"))
+OTHER_ANSWERS = sorted((COURSE.root / "tests" / "other_answers").glob("stage*.py"))
 MUTANTS_A_STAGE = 3
 
 
@@ -67,6 +68,15 @@ def test_what_is_to_be_reread_is_there(chapter: Chapter) -> None:
 @pytest.mark.parametrize("chapter", CHAPTERS)
 def test_a_solution_is_done(chapter: Chapter) -> None:
     results = list(check(COURSE, chapter, chapter.exercises, chapter.solution))
+    assert not [result for result in results if result.status != "done"], "\n".join(map(told, results))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("other", OTHER_ANSWERS, ids=lambda path: path.stem)
+def test_another_right_answer_is_done_too(other: Path) -> None:
+    """Tests of exercises hold what the docstrings ask for, and not how the package happens to do it."""
+    chapter = COURSE.chapter(other.name[5])
+    results = list(check(COURSE, chapter, chapter.exercises, other))
     assert not [result for result in results if result.status != "done"], "\n".join(map(told, results))
 
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 from tiny_model import make_tiny_model
 from torch import Tensor
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from wrong import equal
 
 from minisgl.attention.recompute import RecomputeAttention
@@ -52,6 +53,24 @@ def test_squares_are_summed_in_float32() -> None:
     out = norm(2, dtype=torch.float16)(torch.tensor([[300.0, -300.0]], dtype=torch.float16))
     assert out.dtype == torch.float16, f"x is float16, and so is what comes back, not {out.dtype}"
     equal(out, [[1, -1]], "300² is 90,000, and float16 ends at 65,504: square and sum in float32, not in x's own dtype")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_norm_is_that_of_transformers(dtype: torch.dtype) -> None:
+    """A quotient that differs in its last bit of float32 is right, and in bfloat16 it hardly ever shows. A rounding
+    in another place does: in one element of four."""
+    torch.manual_seed(0)
+    x, weight = torch.randn(64, 48).to(dtype), (torch.rand(48) + 0.5).to(dtype)
+    ours, theirs = norm(48, eps=1e-3, dtype=dtype), LlamaRMSNorm(48, 1e-3).requires_grad_(False)
+    ours.weight.data = theirs.weight.data = weight
+    before = x.clone()
+    came, expected = ours(x), theirs(x)
+    assert torch.equal(x, before), "the input is somebody's residual: it must not change"
+    equal(came, expected, "the norm is not that of transformers")
+    differ = float((came != expected).float().mean())
+    assert dtype == torch.float32 or differ < 0.02, (
+        f"in bfloat16 {differ:.0%} of the elements differ in their last bits: a rounding is in another place"
+    )
 
 
 def turn(angle: float, head_dim: int = 4) -> Rotation:

@@ -24,7 +24,7 @@ class AllocatorMachine(RuleBasedStateMachine):
     @rule(count=st.integers(0, 12))
     def allocate(self, count: int) -> None:
         if count > self.allocator.num_pages - len(self.held):
-            with pytest.raises(RuntimeError, match=f"{count} pages wanted"):
+            with pytest.raises(RuntimeError):
                 self.allocator.allocate(count)
             return
         given = self.allocator.allocate(count)
@@ -44,7 +44,7 @@ class AllocatorMachine(RuleBasedStateMachine):
         """One that is free already, or the same one twice: refused whole, together with the good ones."""
         free = sorted(set(range(self.allocator.num_pages)) - set(self.held))
         bad = [data.draw(st.sampled_from(free))] if free else self.held[:1] * 2
-        with pytest.raises(RuntimeError, match="freed twice"):
+        with pytest.raises(RuntimeError):
             self.allocator.free(pages(*self.held[1:], *bad))
 
     @invariant()
@@ -57,6 +57,15 @@ class AllocatorMachine(RuleBasedStateMachine):
 
 AllocatorMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=20)
 TestAllocator = AllocatorMachine.TestCase
+
+
+def test_what_is_refused_is_named() -> None:
+    """Apart from the machine, which is a test of exercises: whoever writes those words them as they like."""
+    allocator = PageAllocator(5)
+    with pytest.raises(RuntimeError, match="6 pages wanted and 5 of 5 are free"):
+        allocator.allocate(6)
+    with pytest.raises(RuntimeError, match=r"pages freed twice: \[0\]"):
+        allocator.free(pages(0))
 
 
 def test_pages_are_given_lowest_first_and_the_last_freed_next() -> None:

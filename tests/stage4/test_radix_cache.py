@@ -98,7 +98,7 @@ class RadixMachine(RuleBasedStateMachine):
         wanted = pages * self.size
         free_to_go = {prefix for prefix in self.page if not self.locked(prefix)}
         if pages > len(free_to_go):
-            with pytest.raises(RuntimeError, match=f"{wanted} tokens are to be evicted, and only"):
+            with pytest.raises(RuntimeError):
                 self.cache.evict(wanted)
             return
         slots = self.cache.evict(wanted)
@@ -226,7 +226,7 @@ def test_hazard_26_evict_counts_what_it_drops_and_never_runs_dry() -> None:
     assert cache.evict(0).tolist() == []
     assert len(cache.evict(3)) == 4  # whole leaves: "cd", "xy"
     assert cache.evictable_size == 3
-    with pytest.raises(RuntimeError, match="4 tokens are to be evicted, and only 3 can be"):
+    with pytest.raises(RuntimeError):
         cache.evict(4)
     assert shape(cache) == {"ab": [0, 1], "q": [200]}  # nothing was dropped
     assert len(cache.evict(3)) == 3
@@ -262,9 +262,18 @@ def test_a_prefix_that_was_evicted_cannot_be_locked() -> None:
 
 def test_unlock_without_lock_is_refused() -> None:
     cache = filled("abcd")
-    with pytest.raises(RuntimeError, match="unlocked more often"):
+    with pytest.raises(RuntimeError):
         cache.unlock(cache.match_prefix(letters("abcd")))
     cache.check_integrity()
+
+
+def test_what_is_refused_is_named() -> None:
+    """Apart from tests of exercises: whoever writes those words their errors as they like."""
+    cache = filled("abcd")
+    with pytest.raises(RuntimeError, match="prefix of 4 tokens is unlocked more often than it was locked"):
+        cache.unlock(cache.match_prefix(letters("abcd")))
+    with pytest.raises(RuntimeError, match="5 tokens are to be evicted, and only 4 can be"):
+        cache.evict(5)
 
 
 def test_hazard_10_the_same_calls_evict_the_same_pages_on_every_rank() -> None:
