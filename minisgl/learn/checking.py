@@ -41,9 +41,9 @@ class Result:
 def check(
     course: Course, chapter: Chapter, exercises: Sequence[Exercise], file: Path | None = None
 ) -> Iterator[Result]:
-    """One result an exercise, in their order, each as soon as it is known. file: the code; the learner's if None.
-    Raises ValueError when there is no such file or it is not Python."""
-    answers = Answers(file or chapter.mine)
+    """One result an exercise, in their order, each as soon as it is known. file: the code; the learner's if None, who
+    may not have begun. Raises ValueError when there is no such file or it is not Python."""
+    answers = Answers(file or chapter.code)
     found = {exercise.number: answers.of(exercise) for exercise in exercises}
     helpers = tuple(answers.helpers(exercises))
     jobs = [
@@ -96,14 +96,12 @@ def show(which: str, course: Course | None = None) -> bool:
     course = course or Course()
     chapter, exercises = course.find(which)
     print(f"Stage {chapter.number} · {chapter.title} · {_relative(chapter.mine, course)}\n", flush=True)
-    if not chapter.mine.exists():
-        print(f"  You have not begun: `minisgl start {chapter.number}` makes the file, with the exercises in it.")
-        return False
     results = []
     for result in check(course, chapter, exercises):
         results.append(result)
         print(lines(result), flush=True)
-    remember(chapter, results)
+    if chapter.mine.exists():
+        remember(chapter, results)
     print("\n" + summary(course, chapter, results), flush=True)
     return all(result.status == "done" for result in results)
 
@@ -128,7 +126,9 @@ def summary(course: Course, chapter: Chapter, results: Sequence[Result]) -> str:
     text = f"{done} of {len(results)} done."
     failed = [result for result in results if result.status == "failed"]
     to_do = [result.exercise for result in results if result.status == "to do"]
-    if failed:
+    if not chapter.mine.exists():
+        text += f" {not_begun(chapter)}"
+    elif failed:
         exercise = failed[0].exercise
         text += f" Next: mend {exercise.number}. To reread: {_reread(course, chapter, exercise)}"
         text += f" · a hint: `minisgl hint {exercise.number}`"
@@ -146,6 +146,10 @@ def summary(course: Course, chapter: Chapter, results: Sequence[Result]) -> str:
     else:
         text += f" Next: `minisgl check {chapter.number}` for the whole chapter."
     return text
+
+
+def not_begun(chapter: Chapter) -> str:
+    return f"You have not begun: `minisgl start {chapter.number}` makes the file, with the exercises in it."
 
 
 def _reread(course: Course, chapter: Chapter, exercise: Exercise) -> str:

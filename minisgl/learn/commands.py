@@ -11,7 +11,7 @@ import textwrap
 from collections.abc import Sequence
 
 from minisgl.learn.answers import Answers
-from minisgl.learn.checking import check, show
+from minisgl.learn.checking import check, not_begun, show
 from minisgl.learn.course import Chapter, Course
 from minisgl.learn.generate import main as generate
 from minisgl.learn.memory import next_hint, remembered
@@ -79,6 +79,8 @@ def _check(args: argparse.Namespace) -> int:
         done &= result.status == "done"
         found = {"exercise": result.exercise.number, "status": result.status, "message": result.message}
         print(json.dumps(found, ensure_ascii=False), flush=True)
+    if not chapter.mine.exists():
+        print(not_begun(chapter), file=sys.stderr)
     return 0 if done else 1
 
 
@@ -98,7 +100,7 @@ def _hint(args: argparse.Namespace) -> int:
 def _diff(args: argparse.Namespace) -> int:
     course = Course()
     chapter, exercises = course.find(args.which)
-    answers = Answers(chapter.mine)
+    answers = Answers(chapter.code)
     package = {method.place: method.head + method.doc + method.body for method in marked_methods(course.root)}
     for place in (place for exercise in exercises for place in exercise.places):
         yours, ours = answers.source(place).splitlines(), package[place].splitlines()

@@ -60,6 +60,11 @@ class Chapter:
         return self.folder / "mine.py"
 
     @property
+    def code(self) -> Path:
+        """The learner's, or what `minisgl start` would make of it: all of that is to do."""
+        return self.mine if self.mine.exists() else self.skeleton
+
+    @property
     def solution(self) -> Path:
         return self.folder.parents[1] / "solutions" / f"{self.folder.name}.py"
 

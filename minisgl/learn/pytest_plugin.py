@@ -28,7 +28,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
     try:
         chapter, exercises = Course().find(which)
-        answers = Answers(chapter.mine)
+        answers = Answers(chapter.code)
     except ValueError as error:
         raise pytest.UsageError(f"--mine {which}: {error}") from error
     helpers = tuple(answers.helpers(exercises))

@@ -25,7 +25,16 @@ WRONG = 'raise NotImplementedError("exercise 3.4")'
 def test_from_start_to_done(run: Run, checkout: Path) -> None:
     """One after the other: what a learner sees on the way."""
     mine = checkout / "chapters" / "stage3_paged_pool" / "mine.py"
-    assert "not begun" in run("minisgl", "check", "3", status=1).stdout.replace("have not begun", "not begun")
+    told = run("minisgl", "check", "3", status=1).stdout
+    assert told.count("to do") == 6
+    assert told.count("You have not begun: `minisgl start 3` makes the file") == 1
+    before = run("minisgl", "check", "3", "--json", status=1)
+    rows = [json.loads(line) for line in before.stdout.splitlines()]
+    assert [(row["exercise"], row["status"], row["message"]) for row in rows] == [
+        (f"3.{i}", "to do", "") for i in range(1, 7)
+    ]
+    assert before.stderr.count("`minisgl start 3`") == 1
+    assert not (mine.parent / ".mine.json").exists(), "a look leaves nothing behind"
     assert "6 exercises" in run("minisgl", "start", "3").stdout
     assert "stays as it is" in run("minisgl", "start", "3", status=2).stderr
     told = run("minisgl", "check", "3", status=1).stdout
@@ -66,8 +75,10 @@ def test_hints_tell_more_each_time(run: Run, checkout: Path) -> None:
 
 
 def test_diff_shows_yours_and_the_packages(run: Run, checkout: Path) -> None:
+    before = run("minisgl", "diff", "2.1").stdout  # the skeleton's lines: all of it is to do
     run("minisgl", "start", "2")
     told = run("minisgl", "diff", "2.1").stdout
+    assert told == before
     assert '-        raise NotImplementedError("exercise 2.1")' in told
     assert "+        self.k_cache(layer_id)[out_loc] = k" in told
 
@@ -78,7 +89,6 @@ def test_diff_shows_yours_and_the_packages(run: Run, checkout: Path) -> None:
         (("check", "9"), "there is no chapter '9' with exercises: there are 1, 2"),
         (("check", "3.9"), "there is no exercise '3.9': chapter 3 has 3.1"),
         (("hint", "3"), "which exercise?"),
-        (("diff", "4.1"), "cannot read"),
     ],
 )
 def test_what_is_not_there_is_said(run: Run, arguments: tuple[str, ...], words: str) -> None:
