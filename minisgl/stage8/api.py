@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from minisgl.stage8 import control
 from minisgl.stage8.answer import Answer
 from minisgl.stage8.call import chat_call, completion_call
 from minisgl.stage8.errors import ApiError, as_api_error
@@ -20,17 +21,19 @@ from minisgl.stage8.service import Service
 
 MAX_BODY = 16 << 20  # bytes: some million tokens
 OPEN_PATHS = ("/health", "/ready")  # for load balancers, which have no key
+ADMIN_PATHS = ("/flush_cache", "/reset_prefix_cache")  # what concerns everybody's requests
 
 
-def create_app(service: Service, api_key: str | None = None) -> FastAPI:
+def create_app(service: Service, api_key: str | None = None, admin_key: str | None = None) -> FastAPI:
+    """admin_key: asked for by ADMIN_PATHS, in the place of api_key. None: no key is asked for."""
     app = FastAPI(title="minisgl", openapi_url=None, redirect_slashes=False)
-    if api_key is not None:
-        app.add_middleware(KeyGuard, key=api_key)
+    app.add_middleware(KeyGuard, api_key=api_key, admin_key=admin_key)
     app.add_exception_handler(ApiError, _failed)
     app.add_exception_handler(HTTPException, _no_route)
     app.add_exception_handler(ClientDisconnect, _gone)
     app.add_exception_handler(Exception, _failed)
     _add_openai_routes(app, service)
+    _add_control_routes(app, service)
     _add_state_routes(app, service)
     return app
 
@@ -54,6 +57,21 @@ def _add_openai_routes(app: FastAPI, service: Service) -> None:
     async def model(name: str) -> Response:
         check_model(name, service.names)
         return _json(_model_card(service, name))
+
+
+def _add_control_routes(app: FastAPI, service: Service) -> None:
+    @app.post("/tokenize")
+    async def tokenize(request: Request) -> Response:
+        return _json(await control.tokenize(await read_body(request), service))
+
+    @app.post("/detokenize")
+    async def detokenize(request: Request) -> Response:
+        return _json(await control.detokenize(await read_body(request), service))
+
+    @app.post("/flush_cache")
+    @app.post("/reset_prefix_cache")
+    async def flush_cache() -> Response:
+        return _json(await control.flush_cache(service.accepting()))
 
 
 def _add_state_routes(app: FastAPI, service: Service) -> None:
@@ -87,13 +105,14 @@ async def read_body(request: Request) -> bytes:
 
 
 class KeyGuard:
-    """ASGI middleware: 401 without the key, before anything else is looked at."""
+    """ASGI middleware: 401 without the path's key, before anything else is looked at."""
 
-    def __init__(self, app: ASGIApp, key: str) -> None:
-        self._app, self._expected = app, f"Bearer {key}".encode()
+    def __init__(self, app: ASGIApp, api_key: str | None, admin_key: str | None) -> None:
+        self._app, self._api_key = app, api_key
+        self._admin_key = api_key if admin_key is None else admin_key
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in OPEN_PATHS or self._admits(scope):
+        if scope["type"] != "http" or self._admits(scope):
             await self._app(scope, receive, send)
             return
         message = "a valid API key is needed: send the header Authorization: Bearer KEY"
@@ -101,8 +120,11 @@ class KeyGuard:
         await error.response(scope, receive, send)
 
     def _admits(self, scope: Scope) -> bool:
+        key = self._admin_key if scope["path"] in ADMIN_PATHS else self._api_key
+        if key is None or scope["path"] in OPEN_PATHS:
+            return True
         given = dict(scope["headers"]).get(b"authorization", b"")
-        return hmac.compare_digest(given, self._expected)
+        return hmac.compare_digest(given, f"Bearer {key}".encode())
 
 
 def _model_card(service: Service, name: str) -> dict[str, Any]:

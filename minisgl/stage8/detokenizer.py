@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from minisgl.core.detokenizer import IncrementalDetokenizer
 from minisgl.core.outputs import FinishReason
 from minisgl.core.tokenizer import Tokenizer
-from minisgl.stage8.messages import Heartbeat, Message, Rejected, Replies, Reply, Step
+from minisgl.stage8.answer_text import AnswerText, TokenTexts
+from minisgl.stage8.messages import Answered, Begin, Heartbeat, Message, Rejected, Replies, Reply, Step, StopMatched
 
 log = logging.getLogger("minisgl")
 
@@ -33,6 +34,10 @@ class DetokenizerRole:
                 replies += self._step(message)
             elif isinstance(message, Rejected):
                 words = (message.message, message.param, message.is_bug)
+            elif isinstance(message, Begin):
+                self._texts[message.uid] = AnswerText(self._tokenizer, message)
+            elif isinstance(message, Answered):
+                replies.append(Reply(message.uid, message.text, message.token_ids, "stop", 0, 0))
                 replies.append(Reply(message.uid, "", [], None, 0, 0, *words))
             elif isinstance(message, Heartbeat):
                 results.append(message)

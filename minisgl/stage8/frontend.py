@@ -18,6 +18,9 @@ from minisgl.core.trace import Tracer
 from minisgl.stage8.messages import (
     TO_API,
     Abort,
+    Decode,
+    Encode,
+    Flush,
     Heartbeat,
     MalformedMessage,
     Message,
@@ -26,6 +29,8 @@ from minisgl.stage8.messages import (
     Reply,
     Tokenize,
 )
+
+Question = Tokenize | Encode | Decode | Flush
 
 
 class RequestRefused(ValueError):
@@ -159,7 +164,7 @@ class Frontend:
     def new_uid(self) -> int:
         return next(self._uids)
 
-    def ask(self, requests: Sequence[Tokenize]) -> Ask:
+    def ask(self, requests: Sequence[Question]) -> Ask:
         """Send requests off, each with a uid of its own from `new_uid`.
 
         Raises QueueFull, EngineGone, or RequestRefused for more requests at once than may ever be open.
@@ -179,6 +184,12 @@ class Frontend:
             ask.close()
             raise
         return ask
+
+    async def once(self, question: Encode | Decode | Flush) -> Reply:
+        """Ask what has one reply, and wait for that. Raises as `ask` and iterating do."""
+        with self.ask([question]) as ask:
+            [(_, reply)] = await anext(ask)
+            return reply
 
     def abort(self, uid: int) -> None:
         """Nobody waits for this request any more. Unknown to the engine if it never was sent, or had ended."""
@@ -223,6 +234,6 @@ class Frontend:
         with suppress(EngineGone):
             self._send(Abort(uid))
 
-    def _send(self, message: Tokenize | Abort) -> None:
+    def _send(self, message: Question | Abort) -> None:
         self._tracer.instant(type(message).__name__, "messages", message.uid)
         self._tokenizers[message.uid % len(self._tokenizers)].send(message)

@@ -38,7 +38,8 @@ class Processes:
     def __init__(self, config: ServerConfig, folder: Path) -> None:
         """folder: the model's. Raises ValueError when no socket can be made for the length of its path."""
         self._directory = Path(tempfile.mkdtemp(prefix="minisgl-"))  # mode 0700
-        self._config = replace(config, model=str(folder), api_key=None)  # what children need not know they do not
+        # What children need not know they do not.
+        self._config = replace(config, model=str(folder), api_key=None, admin_key=None)
         self._children: list[ChildProcess] = []
         self._starting = threading.RLock()
         self._stopped = False

@@ -18,7 +18,7 @@ from minisgl.stage8.unsupported import refuse_unsupported
 MAX_CHOICES = 128  # of one call: prompts times n
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
-BodyT = TypeVar("BodyT", bound="Body")
+BodyT = TypeVar("BodyT", bound=msgspec.Struct)
 
 
 class StreamOptions(msgspec.Struct, frozen=True):

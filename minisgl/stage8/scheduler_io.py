@@ -9,7 +9,20 @@ from typing import TYPE_CHECKING, Protocol
 
 from minisgl.core.outputs import TokenOutput
 from minisgl.stage8.child import one_line
-from minisgl.stage8.messages import TO_SCHEDULER, Abort, Generate, Heartbeat, Message, MessageDecoder, Rejected, Step
+from minisgl.stage8.messages import (
+    TO_SCHEDULER,
+    Abort,
+    Answered,
+    Begin,
+    Flush,
+    Generate,
+    Heartbeat,
+    Message,
+    MessageDecoder,
+    Rejected,
+    Step,
+    StopMatched,
+)
 from minisgl.stage8.sockets import Inbox, Outbox, Publisher, Subscriber
 
 if TYPE_CHECKING:
@@ -60,6 +73,7 @@ class Desk:
         """outbox, inbox: rank 0's. The other ranks do the same and say nothing."""
         self._scheduler, self._outbox, self._inbox = scheduler, outbox, inbox
         self._prompt_tokens: dict[int, int] = {}  # by uid: the requests that have not ended
+        self._flushes: list[int] = []  # uids of those that wait for the batch in flight
         self._last_heartbeat = float("-inf")
 
     def take(self, message: Message) -> None:
@@ -67,11 +81,14 @@ class Desk:
             self._add(message)
         elif isinstance(message, Abort):
             self.report(self._scheduler.abort(message.uid))
-        elif isinstance(message, Rejected):
+        elif isinstance(message, Flush):
+            self._flush(message)
+        elif isinstance(message, Answered | Rejected):
             self._send(message)
 
     def report(self, outputs: Sequence[TokenOutput]) -> None:
         """What one step gave, in one message."""
+        self._flush_if_idle()
         if not outputs:
             return
         uids, token_ids, reasons, cached, logprobs, of_prompts = (list(column) for column in zip(*outputs, strict=True))

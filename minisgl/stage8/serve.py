@@ -91,7 +91,7 @@ class Server:
     def __init__(self, config: ServerConfig, folder: Path, listener: socket.socket, tracer: Tracer) -> None:
         names = dict.fromkeys((config.served_model_name or config.model, config.model))
         shown = dataclasses.asdict(config)
-        del shown["api_key"]
+        del shown["api_key"], shown["admin_key"]
         self.config, self.listener, self.tracer = config, listener, tracer
         self.service = Service(tuple(names), config.model, shown)
         self.processes = Processes(config, folder)
@@ -183,7 +183,7 @@ class Server:
         from minisgl.stage8.api import create_app
 
         config = uvicorn.Config(
-            create_app(self.service, self.config.api_key),
+            create_app(self.service, self.config.api_key, self.config.admin_key),
             log_config=None,
             log_level="warning",
             access_log=False,

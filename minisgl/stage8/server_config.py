@@ -15,6 +15,7 @@ class ServerConfig(OverlapConfig):
     served_model_name: str | None = option(None, "the name clients use; default: the value of --model", metavar="NAME")
     num_tokenizer: int = option(0, "tokenizer processes; 0: the detokenizer's process does both", metavar="N")
     api_key: str | None = option(None, "the key clients must send; default: none is asked for", metavar="KEY")
+    admin_key: str | None = option(None, "the key for /flush_cache; default: the same as for the rest", metavar="KEY")
     log_level: str = option("info", "what is said on standard error", ("debug", "info", "warning", "error"))
     drain_timeout: float = option(30.0, "seconds that running requests get to finish at the end", metavar="S")
     max_queued_requests: int = option(1024, "requests that may be open at once; more get 429", metavar="N")

@@ -16,7 +16,17 @@ from minisgl.core.sampling_params import MAX_SEED, SamplingParams
 from minisgl.core.tokenizer import Tokenizer
 from minisgl.stage3.page_count import check_fits
 from minisgl.stage8.child import EngineInfo, one_line
-from minisgl.stage8.messages import Abort, Generate, Message, Rejected, Tokenize
+from minisgl.stage8.messages import (
+    Abort,
+    Answered,
+    Decode,
+    Encode,
+    Flush,
+    Generate,
+    Message,
+    Rejected,
+    Tokenize,
+)
 
 log = logging.getLogger("minisgl")
 
@@ -45,6 +55,17 @@ class TokenizerRole:
 
     def _encode_all(self, requests: Sequence[Tokenize]) -> list[Outcome]:
         """One outcome a request. Texts are encoded together; a template has written BOS, plain text has not."""
+    def _answer(self, question: Encode | Decode) -> Answered | Rejected:
+        try:
+            if isinstance(question, Encode):
+                return Answered(question.uid, token_ids=self._tokenizer.encode(question.text, question.special))
+            for token_id in question.token_ids:
+                if not 0 <= token_id < self._vocab_size:
+                    raise ValueError(f"token id {token_id} is not from 0 to {self._vocab_size - 1}")
+            return Answered(question.uid, self._tokenizer.decode(question.token_ids))
+        except BaseException as error:  # see `_rejected`
+            return _rejected(question.uid, error)
+
         rendered = [_attempt(self._render, request) for request in requests]
         for special in (True, False):
             texts = {i: text for i, text in enumerate(rendered) if isinstance(text, str)}
@@ -74,11 +95,10 @@ class TokenizerRole:
             params = self._complete(request, len(outcome))
             check_prompt(outcome, params, self._vocab_size, self._info.max_seq_len)
             check_fits(len(outcome), params, self._info.page_size, self._info.num_pages)
-            return Generate.of(request.uid, outcome, params)
-        except BaseException as error:  # a panic of the Rust library is not an Exception
-            if not isinstance(error, ValueError):
-                log.error("request %d: the tokenizer failed", request.uid, exc_info=error)
-            return Rejected(request.uid, one_line(error, MAX_ERROR_CHARS))
+            text = None if request.echo == "no" else request.text
+            return Generate.of(request.uid, outcome, params, request.stop, request.echo, text)
+        except BaseException as error:  # see `_rejected`
+            return _rejected(request.uid, error)
 
     def _complete(self, request: Tokenize, prompt_len: int) -> SamplingParams:
         """What only now can be said: how much the context leaves, and the seed, which all ranks must share."""
@@ -93,6 +113,16 @@ class TokenizerRole:
 def _attempt(call: Callable[..., Any], *args: Any) -> Any:
     """What the call returns, or what it raised."""
     try:
+def _rejected(uid: int, error: BaseException) -> Rejected:
+    """A panic of the Rust library is not an Exception, and is no more to end this process than one."""
+    is_bug = not isinstance(error, ValueError)
+    if is_bug:
+        log.error("request %d: the tokenizer failed", uid, exc_info=error)
+    words = one_line(error, MAX_ERROR_CHARS)
+    field = words.partition(" ")[0]
+    return Rejected(uid, words, field if field in SamplingParams.__dataclass_fields__ else None, is_bug)
+
+
         return call(*args)
     except BaseException as error:  # see above
         return error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
 from minisgl.stage8.messages import Abort, Heartbeat, Message, Replies, Reply, Tokenize, encode
 
@@ -20,7 +21,7 @@ def hello(request: Tokenize) -> list[Reply]:
 class FakeRing:
     """Both ends of the ring. Each reply travels as a message of its own, as from as many steps."""
 
-    def __init__(self, answer: Callable[[Tokenize], list[Reply]] = hello) -> None:
+    def __init__(self, answer: Callable[[Any], list[Reply]] = hello) -> None:
         self.answer = answer
         self.sent: list[Message] = []
         self._replies: asyncio.Queue[bytes] = asyncio.Queue()
@@ -35,7 +36,7 @@ class FakeRing:
 
     def send(self, message: Message) -> None:
         self.sent.append(message)
-        if isinstance(message, Tokenize):
+        if not isinstance(message, Abort):
             self.give(*self.answer(message))
 
     def give(self, *replies: Reply) -> None:

@@ -17,7 +17,7 @@ from minisgl.stage5.scheduler import Scheduler
 from minisgl.stage7.graph_runner import GraphEngine
 from minisgl.stage7.streams import engine_stream
 from minisgl.stage8.llm import overlap_loop, plain_loop
-from minisgl.stage8.messages import Abort, Generate, Heartbeat, Message, Rejected, Step
+from minisgl.stage8.messages import Abort, Answered, Flush, Generate, Heartbeat, Message, Rejected, Step
 from minisgl.stage8.scheduler_io import Desk
 from minisgl.stage8.server_config import ServerConfig
 
@@ -115,3 +115,22 @@ def test_a_step_of_many_requests_is_one_message(scheduler: Scheduler, overlap: b
     steps = [message for message in sent if isinstance(message, Step)]
     assert [step.uids for step in steps] == [list(range(6))] * 5
     assert steps[0].prompt_tokens == [2] * 6
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_the_cache_is_emptied_only_when_nothing_runs(scheduler: Scheduler, overlap: bool) -> None:
+    """Asked in every turn. With overlap the batch of a request that was aborted is still in flight: it waits for it."""
+    start = Generate.of(0, list(range(1, 30)), LONG)
+    turns: list[list[Message]] = [[start], *([Flush(uid)] for uid in range(1, 15))]
+    turns[8].insert(0, Abort(0))
+    sent = run(scheduler, overlap, turns)
+    outcomes = [message for message in sent if isinstance(message, Answered | Rejected)]
+    refused = sum(isinstance(message, Rejected) for message in outcomes)
+    assert [message.uid for message in outcomes] == list(range(1, 15))
+    assert refused == 7
+    assert all(isinstance(message, Answered) for message in outcomes[refused:])
+    for before, message in zip(sent, sent[1:], strict=False):
+        if isinstance(message, Answered):
+            assert isinstance(before, Heartbeat), "who has the answer sees what it says"
+            assert before.stats["pages_cached"] == 0
+            assert before.stats["pages_free"] == before.stats["pages_total"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,21 @@ from minisgl.core.sampling_params import SamplingParams
 from minisgl.core.tokenizer import Tokenizer
 from minisgl.stage8.child import EngineInfo
 from minisgl.stage8.detokenizer import DetokenizerRole
-from minisgl.stage8.messages import Abort, Generate, Heartbeat, Message, Rejected, Replies, Reply, Step, Tokenize
+from minisgl.stage8.messages import (
+    Abort,
+    Answered,
+    Decode,
+    Encode,
+    Flush,
+    Generate,
+    Heartbeat,
+    Message,
+    Rejected,
+    Replies,
+    Reply,
+    Step,
+    Tokenize,
+)
 from minisgl.stage8.tokenizer import MAX_ERROR_CHARS, TokenizerRole
 
 INFO = EngineInfo(max_seq_len=200, page_size=16, num_pages=8)  # 128 slots: the pool is what limits
@@ -184,3 +199,30 @@ def test_a_request_that_fails_ends_once_and_alone(tokenizer: Tokenizer, monkeypa
     assert end.is_bug
     assert texts(out)[2] == tokenizer.decode([314, 314])
     assert role.num_open == 1
+
+
+def test_the_tokenizers_work_by_itself(role: TokenizerRole, tokenizer: Tokenizer) -> None:
+    """Ids of a text and text of ids, answered or refused; what empties the cache goes by."""
+    ids = tokenizer.encode("Hi 🙂 <|im_end|>")
+    questions: list[Message] = [
+        Encode(0, "Hi 🙂 <|im_end|>"),
+        Flush(1),
+        Decode(2, ids),
+        Encode(3, ""),
+        Decode(4, []),
+        Decode(5, [49152]),
+        Decode(6, [-1]),
+        Encode(7, "\ud800"),
+    ]
+    *good, past, negative, half = role.handle(questions)
+    assert good == [Answered(0, token_ids=ids), Flush(1), Answered(2, "Hi 🙂 "), Answered(3), Answered(4)]
+    for refusal, word in ((past, "49152"), (negative, "-1"), (half, "U\\+D800")):
+        assert isinstance(refusal, Rejected)
+        assert re.search(word, refusal.message)
+
+
+def test_an_answer_of_the_tokenizer_becomes_one_reply(tokenizer: Tokenizer) -> None:
+    detokenizer = DetokenizerRole(tokenizer)
+    [replies] = detokenizer.handle([Answered(3, "a", [1, 2])])
+    assert replies == Replies([Reply(3, "a", [1, 2], "stop", 0, 0)])
+    assert detokenizer.num_open == 0
