@@ -49,12 +49,12 @@ class TokenizerRole:
         for message in messages:
             if isinstance(message, Tokenize):
                 results.append(self._result(message, next(outcomes)))
-            elif isinstance(message, Abort):
+            elif isinstance(message, Encode | Decode):
+                results.append(self._answer(message))
+            elif isinstance(message, Abort | Flush):
                 results.append(message)
         return results
 
-    def _encode_all(self, requests: Sequence[Tokenize]) -> list[Outcome]:
-        """One outcome a request. Texts are encoded together; a template has written BOS, plain text has not."""
     def _answer(self, question: Encode | Decode) -> Answered | Rejected:
         try:
             if isinstance(question, Encode):
@@ -66,6 +66,8 @@ class TokenizerRole:
         except BaseException as error:  # see `_rejected`
             return _rejected(question.uid, error)
 
+    def _encode_all(self, requests: Sequence[Tokenize]) -> list[Outcome]:
+        """One outcome a request. Texts are encoded together; a template has written BOS, plain text has not."""
         rendered = [_attempt(self._render, request) for request in requests]
         for special in (True, False):
             texts = {i: text for i, text in enumerate(rendered) if isinstance(text, str)}
@@ -75,8 +77,9 @@ class TokenizerRole:
         return rendered
 
     def _encode(self, texts: list[str], special: bool) -> list[Outcome]:
-        """A batch that fails is encoded again one by one: only those that are at fault shall fail."""
-        batch = _attempt(self._tokenizer.encode_batch, texts, special) if len(texts) > 1 else None
+        """A batch that fails is encoded again one by one: only those that are at fault shall fail. A single text is a
+        batch too: `encode` would keep Python's lock, and with megabytes the process would seem to hang."""
+        batch = _attempt(self._tokenizer.encode_batch, texts, special)
         if isinstance(batch, list):
             return batch
         return [_attempt(self._tokenizer.encode, text, special) for text in texts]
@@ -85,7 +88,7 @@ class TokenizerRole:
         if [request.text, request.token_ids, request.chat].count(None) != 2:
             raise ValueError("a request needs exactly one of text, token ids and chat messages")
         if request.chat is not None:
-            return self._tokenizer.apply_chat_template(request.chat)
+            return self._tokenizer.apply_chat_template(request.chat, **request.template_kwargs)
         return request.text if request.text is not None else request.token_ids or []
 
     def _result(self, request: Tokenize, outcome: Outcome) -> Generate | Rejected:
@@ -110,9 +113,6 @@ class TokenizerRole:
         return params
 
 
-def _attempt(call: Callable[..., Any], *args: Any) -> Any:
-    """What the call returns, or what it raised."""
-    try:
 def _rejected(uid: int, error: BaseException) -> Rejected:
     """A panic of the Rust library is not an Exception, and is no more to end this process than one."""
     is_bug = not isinstance(error, ValueError)
@@ -123,6 +123,9 @@ def _rejected(uid: int, error: BaseException) -> Rejected:
     return Rejected(uid, words, field if field in SamplingParams.__dataclass_fields__ else None, is_bug)
 
 
+def _attempt(call: Callable[..., Any], *args: Any) -> Any:
+    """What the call returns, or what it raised."""
+    try:
         return call(*args)
     except BaseException as error:  # see above
         return error
