@@ -8,6 +8,8 @@ TextStreamer and vLLM do the same with offsets (the walk-through's 4.8.3).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from minisgl.core.tokenizer import Tokenizer
 from minisgl.core.tokenizer_backends import REPLACEMENT
 
@@ -23,6 +25,15 @@ class IncrementalDetokenizer:
         self._tokenizer = tokenizer
         self._ids: list[int] = []  # the window
         self._sent = 0  # characters of the window's text that were given out
+
+    def begin_after(self, token_ids: Sequence[int]) -> str:
+        """The text of what stands before the answer, as `add` of each would give it, and cheaper. What is unfinished
+        at its end comes with the answer. Call it first or not at all."""
+        self._ids = [i for i in token_ids if i not in self._tokenizer.special_ids and i < self._tokenizer.vocab_size]
+        text = self._tokenizer.decode(self._ids)
+        end = self._sent = _finished_len(text)
+        self._shorten(text)
+        return text[:end]
 
     def add(self, token_id: int) -> str:
         """The text that this token makes certain: "" while its character is unfinished."""

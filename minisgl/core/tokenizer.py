@@ -76,8 +76,13 @@ class Tokenizer:
         """The text of ids. Special tokens and ids that no token has are skipped; spaces are left as they are."""
         return self._backend.decode(ids)
 
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes of one token within a text: a part of a character, or the name of a special token. Empty for an
+        id that no token has."""
+        return self._backend.token_bytes(token_id)
+
     def apply_chat_template(
-        self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True, **kwargs: Any
+        self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True, /, **kwargs: Any
     ) -> str:
         """The conversation as the model was trained to read it. Raises ChatTemplateError.
 
@@ -86,7 +91,7 @@ class Tokenizer:
         return self._chat_template.render(messages, add_generation_prompt, kwargs)
 
     def encode_chat(
-        self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True, **kwargs: Any
+        self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True, /, **kwargs: Any
     ) -> list[int]:
         """`apply_chat_template`, encoded. The template has written BOS where the model wants one: none is added."""
         return self.encode(self.apply_chat_template(messages, add_generation_prompt, **kwargs), False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -26,6 +26,9 @@ class Backend(Protocol):
 
     def token_id(self, token: str) -> int | None: ...
 
+    def token_bytes(self, token_id: int) -> bytes:
+        """What this token stands for within a text, special tokens too. Empty for an id that no token has."""
+
 
 class FastBackend:
     """The Rust library."""
@@ -37,6 +40,9 @@ class FastBackend:
         self.vocab_size = max(rust.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         self.special_ids = frozenset(filter(self._is_skipped, rust.get_added_tokens_decoder()))
         self._byte_fallback = rust.decoder is not None and rust.decoder.decode(["<0x41>"]) == "A"
+        byte_level = rust.decoder is not None and rust.decoder.decode(["\u0120"]) == " "
+        self._alphabet = _byte_alphabet() if byte_level else {}
+        self._added = {key: token.content for key, token in rust.get_added_tokens_decoder().items()}
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         return self._rust.encode(text, add_special_tokens=add_special_tokens).ids
@@ -51,6 +57,17 @@ class FastBackend:
 
     def token_id(self, token: str) -> int | None:
         return self._rust.token_to_id(token)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        token = self._rust.id_to_token(token_id)
+        if token is None or token_id in self._added:
+            return (token or "").encode()
+        if self._alphabet:
+            known = [self._alphabet.get(character) for character in token]
+            return token.encode() if None in known else bytes(known)  # type: ignore[arg-type]
+        if self._byte_fallback and _is_byte(token):
+            return bytes([int(token[3:5], 16)])
+        return _text_within(self.decode, token_id).encode()
 
     def _is_skipped(self, token_id: int) -> bool:
         """Asked of `decode`: a token's own flag does not know that the configuration made it special."""
@@ -93,6 +110,11 @@ class SlowBackend:
 
     def token_id(self, token: str) -> int | None:
         return self._slow.get_vocab().get(token)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        if token_id in self.special_ids:
+            return self._slow.convert_ids_to_tokens(token_id).encode()
+        return _text_within(self.decode, token_id).encode() if token_id < self.vocab_size else b""
 
 
 def load_backend(folder: Path, config: Mapping[str, Any]) -> tuple[Backend, dict[str, str]]:
@@ -137,6 +159,18 @@ def _added_token(value: str | Mapping[str, Any]) -> AddedToken:
     if isinstance(value, str):
         return AddedToken(value, normalized=False)
     return AddedToken(**{key: field for key, field in value.items() if key != "__type"})
+
+
+def _text_within(decode: Callable[[Sequence[int]], str], token_id: int) -> str:
+    """The text of a token that is not the first: some decoders drop the space that a text begins with."""
+    return decode([token_id, token_id])[len(decode([token_id])) :]
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's: each byte as a character that can be printed."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
 
 
 def _is_byte(token: str) -> bool:

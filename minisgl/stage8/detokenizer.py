@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from minisgl.core.detokenizer import IncrementalDetokenizer
-from minisgl.core.outputs import FinishReason
 from minisgl.core.tokenizer import Tokenizer
 from minisgl.stage8.answer_text import AnswerText, TokenTexts
 from minisgl.stage8.messages import Answered, Begin, Heartbeat, Message, Rejected, Replies, Reply, Step, StopMatched
@@ -19,53 +17,72 @@ class DetokenizerRole:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._texts: dict[int, IncrementalDetokenizer | None] = {}  # None: it failed, and what still comes is dropped
+        self._names = TokenTexts(tokenizer)
+        self._texts: dict[int, AnswerText] = {}
+        self._ended: set[int] = set()  # answered to the end; what the scheduler still sends of them is dropped
 
     @property
     def num_open(self) -> int:
-        return len(self._texts)
+        return len(self._texts) + len(self._ended)
 
     def handle(self, messages: Sequence[Message]) -> list[Message]:
-        """What these messages come to, for the API: all replies in one message. Others' messages are ignored."""
+        """What these messages come to: all replies in one message for the API, and word for the scheduler of those
+        that ended here. Others' messages are ignored."""
         replies: list[Reply] = []
         results: list[Message] = []
+        ended = self._ended.copy()
         for message in messages:
             if isinstance(message, Step):
                 replies += self._step(message)
-            elif isinstance(message, Rejected):
-                words = (message.message, message.param, message.is_bug)
             elif isinstance(message, Begin):
                 self._texts[message.uid] = AnswerText(self._tokenizer, message)
             elif isinstance(message, Answered):
                 replies.append(Reply(message.uid, message.text, message.token_ids, "stop", 0, 0))
+            elif isinstance(message, Rejected):
+                words = (message.message, message.param, message.is_bug)
                 replies.append(Reply(message.uid, "", [], None, 0, 0, *words))
             elif isinstance(message, Heartbeat):
                 results.append(message)
+        results += [StopMatched(uid) for uid in sorted(self._ended - ended)]
         return [Replies(replies), *results] if replies else results
 
     def _step(self, step: Step) -> list[Reply]:
-        lists = (step.uids, step.token_ids, step.finish_reasons, step.prompt_tokens, step.cached_tokens)
         replies: list[Reply] = []
-        for uid, token_id, reason, prompt_tokens, cached_tokens in zip(*lists, strict=True):
+        for place, uid in enumerate(step.uids):
+            last = step.finish_reasons[place] is not None
+            if uid in self._ended:
+                if last:
+                    self._ended.remove(uid)
+                continue
             try:
-                replies += self._reply(uid, token_id, reason, prompt_tokens, cached_tokens)
+                replies += self._replies(step, place)
             except Exception as error:  # one request may fail, the process may not
                 log.error("request %d: the detokenizer failed", uid, exc_info=error)
                 replies.append(Reply(uid, "", [], None, 0, 0, "the detokenizer failed on its text", is_bug=True))
-                if uid in self._texts:
-                    self._texts[uid] = None
+            if last or replies[-1].is_terminal:
+                self._texts.pop(uid, None)
+                if not last:
+                    self._ended.add(uid)
         return replies
 
-    def _reply(
-        self, uid: int, token_id: int | None, reason: FinishReason | None, prompt_tokens: int, cached_tokens: int
-    ) -> list[Reply]:
-        """An end-of-sequence token is in the ids and not in the text. The last reply has all text that is left."""
-        if uid not in self._texts:
-            self._texts[uid] = IncrementalDetokenizer(self._tokenizer)
-        text = self._texts.pop(uid) if reason else self._texts[uid]
+    def _replies(self, step: Step, place: int) -> list[Reply]:
+        """One for the token, and before the first one for the prompt, if that is echoed."""
+        uid, token_id, reason = step.uids[place], step.token_ids[place], step.finish_reasons[place]
+        counts = (step.prompt_tokens[place], step.cached_tokens[place])
+        text = self._texts.get(uid)
         if text is None:
-            return []
-        piece = text.add(token_id) if token_id is not None and reason != "stop" else ""
-        if reason:
-            piece += text.finish()
-        return [Reply(uid, piece, [] if token_id is None else [token_id], reason, prompt_tokens, cached_tokens)]
+            text = self._texts[uid] = AnswerText(self._tokenizer)
+        replies: list[Reply] = []
+        if text.echo != "no" and reason != "abort":
+            alone = text.echo == "alone"
+            echo, logprobs = text.take_echo(self._names, step.prompt_logprobs.get(place, []))
+            replies.append(Reply(uid, echo, [], "length" if alone else None, *counts, logprobs=logprobs))
+            if alone:
+                return replies
+        offset = text.length
+        piece, reason = text.add(token_id, reason)
+        ids = [] if token_id is None else [token_id]
+        logprob = step.logprobs.get(place)
+        logprobs = [] if logprob is None or token_id is None else [self._names.logprob(token_id, logprob, offset)]
+        replies.append(Reply(uid, piece, ids, reason, *counts, logprobs=logprobs))
+        return replies

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 from minisgl.core.outputs import FinishReason, TokenLogprob
 from minisgl.core.sampling_params import SamplingParams
+
+Echo = Literal["no", "before", "alone"]  # the prompt's text: before the answer's, or in its place
+Plain = str | int | float | bool | None
 
 
 class MalformedMessage(ValueError):
@@ -35,7 +38,8 @@ class Tokenize(Message, frozen=True):
     chat: list[dict[str, Any]] | None = None
     fill_context: bool = False  # params.max_tokens becomes what the context leaves after the prompt
     stop: list[str] = []  # texts that end the answer, and are not part of it
-    echo: bool = False  # the answer's text begins with the prompt's
+    echo: Echo = "no"
+    template_kwargs: dict[str, Plain] = {}  # variables of the chat template
 
 
 class Generate(Message, frozen=True):
@@ -45,19 +49,20 @@ class Generate(Message, frozen=True):
     prompt: bytes
     params: SamplingParams
     stop: list[str] = []
-    echo: bool = False
+    echo: Echo = "no"
+    text: str | None = None  # the prompt's as it was given, if it is echoed and was no ids
 
     def __post_init__(self) -> None:
         if len(self.prompt) % 4:
             raise ValueError(f"a prompt of {len(self.prompt)} bytes is not one of int32 ids")
 
     @classmethod
-    def of(cls, uid: int, prompt_ids: Sequence[int], params: SamplingParams) -> Generate:
-        return cls(uid, struct.pack(f"<{len(prompt_ids)}i", *prompt_ids), params)
+    def of(cls, uid: int, prompt_ids: Sequence[int], params: SamplingParams, *more: Any) -> Generate:
+        return cls(uid, struct.pack(f"<{len(prompt_ids)}i", *prompt_ids), params, *more)
 
     @property
     def prompt_ids(self) -> list[int]:
-        return list(struct.unpack(f"<{len(self.prompt) // 4}i", self.prompt))
+        return unpack_ids(self.prompt)
 
 
 class Begin(Message, frozen=True):
@@ -65,8 +70,22 @@ class Begin(Message, frozen=True):
 
     uid: int
     stop: list[str]
-    min_tokens: int  # no stop string counts before
-    echo: bytes  # the prompt's ids if its text comes first, else empty
+    min_tokens: int  # so many must come before a stop string may end the answer
+    echo: Echo
+    prompt: bytes  # its ids, if it is echoed
+    text: str | None  # the prompt's as it was given, if it was no ids
+
+    @classmethod
+    def of(cls, request: Generate) -> Begin | None:
+        """None: the text of this request's tokens is all that is wanted."""
+        if not request.stop and request.echo == "no":
+            return None
+        prompt = b"" if request.echo == "no" else request.prompt
+        return cls(request.uid, request.stop, request.params.min_tokens, request.echo, prompt, request.text)
+
+    @property
+    def prompt_ids(self) -> list[int]:
+        return unpack_ids(self.prompt)
 
 
 class StopMatched(Message, frozen=True):
@@ -156,15 +175,21 @@ class Reply(msgspec.Struct, frozen=True):
     error: str | None = None
     param: str | None = None
     is_bug: bool = False  # the server is at fault, and not the request
-    logprobs: list[TextLogprob] = []  # one a token, those of an echoed prompt first, if the request asks for them
+    logprobs: list[TextLogprob] = []  # one a token, or those of an echoed prompt, if the request asks for them
+
+    @property
+    def is_terminal(self) -> bool:
+        return self.finish_reason is not None or self.error is not None
 
 
 class TextLogprob(msgspec.Struct, frozen=True, array_like=True):
-    """A TokenLogprob with the tokens' texts. logprob None: the first token of a prompt has none."""
+    """A TokenLogprob with the tokens' texts. logprob None: the first token of a prompt has none.
+    offset: characters of the text, echo included, that were complete before this token."""
 
     token: TokenText
     logprob: float | None
     top: list[tuple[TokenText, float]]
+    offset: int
 
 
 class TokenText(msgspec.Struct, frozen=True, array_like=True):
@@ -185,6 +210,10 @@ TO_TOKENIZER = Tokenize | Encode | Decode | Flush | Abort
 TO_SCHEDULER = Generate | Flush | Answered | Abort | Rejected | StopMatched
 TO_DETOKENIZER = Begin | Step | Answered | Rejected | Heartbeat
 TO_API = Replies | Heartbeat
+
+
+def unpack_ids(data: bytes) -> list[int]:
+    return list(struct.unpack(f"<{len(data) // 4}i", data))
 
 
 def encode(message: Message) -> bytes:

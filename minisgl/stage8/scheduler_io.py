@@ -79,7 +79,7 @@ class Desk:
     def take(self, message: Message) -> None:
         if isinstance(message, Generate):
             self._add(message)
-        elif isinstance(message, Abort):
+        elif isinstance(message, Abort | StopMatched):
             self.report(self._scheduler.abort(message.uid))
         elif isinstance(message, Flush):
             self._flush(message)
@@ -125,6 +125,9 @@ class Desk:
             prompt_ids = message.prompt_ids
             self._scheduler.add(message.uid, prompt_ids, message.params)
             self._prompt_tokens[message.uid] = len(prompt_ids)
+            begin = Begin.of(message)
+            if begin:
+                self._send(begin)
         except Exception as error:
             log.error("request %d cannot be queued", message.uid, exc_info=error)
             self._send(Rejected(message.uid, one_line(error, MAX_ERROR_CHARS), is_bug=True))

@@ -16,7 +16,7 @@ from minisgl.core.trace import Tracer
 from minisgl.models.config import ModelConfig
 from minisgl.stage8.child import Child, EngineInfo, Orders, Ready, run_child
 from minisgl.stage8.detokenizer import DetokenizerRole
-from minisgl.stage8.messages import TO_DETOKENIZER, TO_TOKENIZER, Message
+from minisgl.stage8.messages import TO_API, TO_DETOKENIZER, TO_TOKENIZER, Message
 from minisgl.stage8.sockets import Addresses, Inbox, Outbox, Sockets
 from minisgl.stage8.tokenizer import TokenizerRole
 
@@ -25,19 +25,19 @@ class Role(Protocol):
     def handle(self, messages: list[Message]) -> list[Message]: ...
 
 
-def serve_text(inbox: Inbox, roles: list[tuple[str, Role, Outbox]], tracer: Tracer) -> None:
-    """For ever: wait, take everything, and let each role send on what it makes of it."""
+def serve_text(inbox: Inbox, roles: dict[str, Role], to_api: Outbox, to_scheduler: Outbox, tracer: Tracer) -> None:
+    """For ever: wait, take everything, and send on what each role makes of it."""
     while True:
         messages = inbox.receive()
-        for name, role, outbox in roles:
+        for name, role in roles.items():
             with tracer.span("handle", name, messages=len(messages)):
                 results = role.handle(messages)
             for message in results:
-                outbox.send(message)
+                (to_api if isinstance(message, TO_API) else to_scheduler).send(message)
 
 
-def connect(sockets: Sockets, orders: Orders) -> tuple[Inbox, dict[str, Outbox]]:
-    """One inbox for both roles, since one loop waits for it; an outbox for each."""
+def connect(sockets: Sockets, orders: Orders) -> tuple[Inbox, Outbox, Outbox]:
+    """One inbox for both roles, since one loop waits for it; what leads to the API, and to the scheduler."""
     addresses = Addresses(Path(orders.directory))
     kinds: Any = TO_TOKENIZER | TO_DETOKENIZER
     inbox = sockets.inbox(
@@ -45,8 +45,7 @@ def connect(sockets: Sockets, orders: Orders) -> tuple[Inbox, dict[str, Outbox]]
         bind=addresses.detokenizer if "detokenizer" in orders.roles else None,
         connect=[addresses.tokenizer(orders.index)] if "tokenizer" in orders.roles else [],
     )
-    readers = {"detokenizer": addresses.api, "tokenizer": addresses.scheduler}
-    return inbox, {role: sockets.outbox(connect=[readers[role]]) for role in orders.roles}
+    return inbox, sockets.outbox(connect=[addresses.api]), sockets.outbox(connect=[addresses.scheduler])
 
 
 def make_role(name: str, orders: Orders, tokenizer: Tokenizer, info: EngineInfo) -> Role:
@@ -58,13 +57,13 @@ def make_role(name: str, orders: Orders, tokenizer: Tokenizer, info: EngineInfo)
 
 def work(child: Child) -> None:
     orders = child.orders
-    inbox, outboxes = connect(Sockets(child.tracer), orders)
+    inbox, to_api, to_scheduler = connect(Sockets(child.tracer), orders)
     tokenizer = Tokenizer.from_folder(Path(orders.folder))
     info = msgspec.json.decode(child.line(), type=EngineInfo)
     child.watch()
-    roles = [(name, make_role(name, orders, tokenizer, info), outbox) for name, outbox in outboxes.items()]
+    roles = {name: make_role(name, orders, tokenizer, info) for name in orders.roles}
     child.tell(Ready())
-    serve_text(inbox, roles, child.tracer)
+    serve_text(inbox, roles, to_api, to_scheduler, child.tracer)
 
 
 if __name__ == "__main__":
