@@ -17,6 +17,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         from minisgl.learn.commands import main as learn
 
         return learn(arguments)
+    from minisgl.stage8.signals import leave_on_signals
+
+    leave_on_signals()  # before the imports, which take a third of a second
     from minisgl.stage8.serve import main as serve
 
     return serve(arguments, "minisgl")

@@ -58,6 +58,10 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     info: EngineInfo | None = None  # from rank 0
 
 
+class Answering(msgspec.Struct, frozen=True, tag=True):
+    """To an empty line: this process runs, whatever its work is at."""
+
+
 class Failed(msgspec.Struct, frozen=True, tag=True):
     """Last words. "invalid": a setting is at fault. "peer lost": another rank is, which knows more."""
 
@@ -65,7 +69,7 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     kind: Literal["invalid", "peer lost", "error"]
 
 
-Report = Ready | Failed
+Report = Ready | Answering | Failed
 
 
 class Child:
@@ -95,7 +99,8 @@ class Child:
         return line
 
     def watch(self) -> None:
-        """From now on the process ends when the parent wants it or is dead. No `line` is read after this."""
+        """From now on the process ends when the parent wants it or is dead, and until then answers when it is asked
+        whether it runs: in a thread of its own, since a step may take long. No `line` is read after this."""
         threading.Thread(target=self._watch, name="watch parent", daemon=True).start()
 
     @property
@@ -108,7 +113,9 @@ class Child:
             os.write(self._report, msgspec.json.encode(report) + b"\n")
 
     def _watch(self) -> None:
-        self._lines.read()
+        for line in self._lines:
+            if not line.strip():
+                self.tell(Answering())
         self.tracer.close()
         shutil.rmtree(self.orders.directory, ignore_errors=True)  # the parent may not have been able to
         os._exit(0)

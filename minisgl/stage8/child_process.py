@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from minisgl.stage8.child import Failed, Orders, Ready, Report
+from minisgl.stage8.child import Answering, Failed, Orders, Ready, Report
 
 SECONDS_TO_EXIT = 5.0  # after its last words
 
@@ -29,6 +29,7 @@ class ChildProcess:
         self.name = orders.name
         self.failed: Failed | None = None  # its last words
         self.dead = False
+        self._asked: float | None = None  # since when it owes an answer, in seconds of time.monotonic()
         self._process = subprocess.Popen(
             [sys.executable, "-m", module],
             stdin=subprocess.PIPE,
@@ -54,15 +55,31 @@ class ChildProcess:
         with contextlib.suppress(BrokenPipeError):  # it is dead, which `report` will say
             self._orders.write(msgspec.json.encode(line) + b"\n")
 
+    def ask(self) -> None:
+        """Whether it runs. Only once until it has answered, so what it does not read cannot fill the pipe."""
+        if self._asked is None:
+            self._asked = time.monotonic()
+            with contextlib.suppress(OSError):
+                self._orders.write(b"\n")
+
+    @property
+    def silent_seconds(self) -> float:
+        """How long it has owed an answer."""
+        return 0.0 if self._asked is None else time.monotonic() - self._asked
+
     def report(self) -> Ready | None:
-        """The next report; waits for it. None when the child is dead, or as good as dead (`failed`)."""
-        line = os.read(self.fileno(), 65536)  # a report is written at once, and is shorter than a pipe is long
-        report = msgspec.json.decode(line, type=Report) if line else None
-        if isinstance(report, Ready):
-            return report
-        self.dead = True
-        self.failed = report or self.failed
-        return None
+        """What it has to say; waits for that. None when it has not become ready, or is dead, or as good (`failed`)."""
+        lines = os.read(self.fileno(), 65536).splitlines()  # a report is written at once, and shorter than a pipe
+        self.dead = self.dead or not lines
+        ready: Ready | None = None
+        for report in (msgspec.json.decode(line, type=Report) for line in lines):
+            if isinstance(report, Ready):
+                ready = report
+            elif isinstance(report, Answering):
+                self._asked = None
+            else:
+                self.dead, self.failed = True, report
+        return ready
 
     def death(self) -> str:
         """How it died, and why if it said so, in one line. Only when it is dead."""

@@ -17,6 +17,7 @@ from minisgl.stage8.server_config import ServerConfig
 from minisgl.stage8.sockets import Addresses
 
 SECONDS_TO_STOP = 5.0
+SECONDS_TO_ANSWER = 8.0  # its thread that does needs little of a processor, and Python's lock for a moment
 SECONDS_TO_EXPLAIN = 5.0  # when one process fails: until the one that knows why has said so
 
 SCHEDULER, TEXT = "minisgl.stage8.scheduler_process", "minisgl.stage8.text_process"
@@ -76,12 +77,28 @@ class Processes:
         """File descriptors: one of them can be read when a process has died."""
         return [child.fileno() for child in self._children]
 
+    def ask(self) -> None:
+        """Ask all whether they run. Only once they are ready, and somebody takes the answers in: see `hear`."""
+        for child in self._children:
+            child.ask()
+
+    def silent(self) -> str | None:
+        """Which process should have answered by now, in one line: it was stopped, or the machine is swapping."""
+        for child in self._children:
+            if child.silent_seconds > SECONDS_TO_ANSWER:
+                return f"the {child.name} process has not answered for {child.silent_seconds:.0f} s"
+        return None
+
+    def hear(self) -> bool:
+        """Take in what they have reported. Returns whether one has died."""
+        for child in reporting([child for child in self._children if not child.dead], 0):
+            child.report()
+        return any(child.dead for child in self._children)
+
     def dead(self) -> str | None:
         """Which process has died, how and why, in one line; None when all live. Waits a little when the one that died
         may be another's victim."""
-        for child in reporting([child for child in self._children if not child.dead], 0):
-            child.report()
-        return self._cause().death() if any(child.dead for child in self._children) else None
+        return self._cause().death() if self.hear() else None
 
     def stop(self) -> None:
         """End them all, by force if need be, and leave no process and no file. May be called twice."""

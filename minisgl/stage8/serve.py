@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
-import signal
 import socket
 import sys
 from collections.abc import Sequence
@@ -29,6 +28,7 @@ from minisgl.stage8.launch import ProcessDied, Processes
 from minisgl.stage8.ring import Ring
 from minisgl.stage8.server_config import ServerConfig
 from minisgl.stage8.service import Service
+from minisgl.stage8.signals import Signals, default_signals
 
 if TYPE_CHECKING:
     import uvicorn
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 BACKLOG = 2048
 KEEP_ALIVE = 75  # seconds: longer than clients keep idle connections, so that they never meet a closed one
 FLUSH_SECONDS = 5  # for the last bytes of answers whose reader is slow
+SECONDS_BETWEEN_QUESTIONS = 1.0
 SECONDS_TO_TELL = 1.0  # that the engine died: /health and open streams say it before the program ends
 
 
@@ -49,6 +50,7 @@ def _main(config: ServerConfig, args: argparse.Namespace) -> int:
     if args.prompt:
         from minisgl.stage8.llm import LLM
 
+        default_signals()
         return run_prompts(LLM, config_options(ServerConfig, args), args, sampling_params(args))
     try:
         listener = listen(config.host, config.port)
@@ -74,34 +76,32 @@ def serve(config: ServerConfig, listener: socket.socket) -> int:
         with contextlib.closing(Tracer(config.trace)) as tracer:
             folder = resolve_model(config.model)
             check_max_seq_len(config, ModelConfig.from_folder(folder))
-            return asyncio.run(Server(config, folder, listener, tracer).run())
+            signals = Signals()  # from here on there is something to clean up
+            return asyncio.run(Server(config, folder, listener, tracer, signals).run())
     except ValueError as error:
         fail(str(error))
     except ProcessDied as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
-        return 130
     finally:
         if config.trace is not None:
             merge(config.trace)
 
 
 class Server:
-    def __init__(self, config: ServerConfig, folder: Path, listener: socket.socket, tracer: Tracer) -> None:
+    def __init__(
+        self, config: ServerConfig, folder: Path, listener: socket.socket, tracer: Tracer, signals: Signals
+    ) -> None:
         names = dict.fromkeys((config.served_model_name or config.model, config.model))
         shown = dataclasses.asdict(config)
         del shown["api_key"], shown["admin_key"]
         self.config, self.listener, self.tracer = config, listener, tracer
         self.service = Service(tuple(names), config.model, shown)
         self.processes = Processes(config, folder)
-        self.signals = 0
-        self.stopping = asyncio.Event()
+        self.signals = signals
 
     async def run(self) -> int:
         """Returns the exit status. Raises what `Processes.start` raises. No process is left in any case."""
-        for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, self._signalled)
         with contextlib.ExitStack() as stack:
             stack.callback(self.processes.stop)
             ring = stack.enter_context(Ring(self.processes))
@@ -112,11 +112,13 @@ class Server:
             try:
                 return await self._live(ring, starting)
             finally:
-                http.should_exit, http.force_exit = True, self.signals > 1
+                http.should_exit, http.force_exit = True, self.signals.count > 1
                 await serving
 
     async def _live(self, ring: Ring, starting: asyncio.Task) -> int:
-        stopping = asyncio.create_task(self.stopping.wait())
+        signalled = asyncio.Event()
+        self.signals.event(asyncio.get_running_loop(), signalled)
+        stopping = asyncio.create_task(signalled.wait())
         await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
         if not starting.done():
             await asyncio.to_thread(self.processes.stop)
@@ -140,13 +142,20 @@ class Server:
             listening.cancel()
 
     async def _death(self) -> str:
-        """Which process died, in one line, when one has."""
+        """Which process died, in one line, when one has. Until then asks all of them, about once a second, whether
+        they run: one that was stopped is not dead, and its heartbeats may be late because a step is long."""
         loop, changed = asyncio.get_running_loop(), asyncio.Event()
         descriptors = self.processes.signs_of_death
         try:
             for descriptor in descriptors:
                 loop.add_reader(descriptor, changed.set)
-            await changed.wait()
+            while not self.processes.hear():
+                changed.clear()
+                self.service.silence = self.processes.silent()
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(changed.wait(), SECONDS_BETWEEN_QUESTIONS)
+                    continue  # that was an answer, or a death
+                self.processes.ask()
         finally:
             for descriptor in descriptors:
                 loop.remove_reader(descriptor)
@@ -158,7 +167,7 @@ class Server:
         deadline = asyncio.get_running_loop().time() + self.config.drain_timeout
         if frontend.num_open:
             print(f"stopping: {frontend.num_open} requests may finish; a second signal ends them", file=sys.stderr)
-        while frontend.num_open and self.signals < 2 and not dying.done():
+        while frontend.num_open and self.signals.count < 2 and not dying.done():
             if asyncio.get_running_loop().time() > deadline:
                 break
             await asyncio.sleep(0.05)
@@ -172,10 +181,6 @@ class Server:
         print(f"error: {problem}; the server ends", file=sys.stderr, flush=True)
         self.service.fail(problem)
         await asyncio.sleep(SECONDS_TO_TELL)
-
-    def _signalled(self) -> None:
-        self.signals += 1
-        self.stopping.set()
 
     def _http(self) -> uvicorn.Server:
         import uvicorn  # here, so that the processes need not wait for these imports

@@ -9,7 +9,10 @@ from typing import Any, Literal
 from minisgl.stage8.errors import unavailable
 from minisgl.stage8.frontend import Frontend
 
-HEARTBEAT_LIMIT = 60.0  # seconds without one: no step of a healthy scheduler takes so long
+# Seconds without a heartbeat, which its loop sends between two steps. A process that does not run at all is noticed
+# long before (`silence`), so this is for a loop that hangs, and must be more than the longest step takes: thousands of
+# tokens of a prompt on a CPU take a minute.
+HEARTBEAT_LIMIT = 300.0
 
 
 @dataclass
@@ -25,7 +28,8 @@ class Service:
     frontend: Frontend | None = None
     max_model_len: int | None = None
     status: Literal["starting", "ready", "draining", "failed"] = "starting"
-    problem: str | None = None
+    problem: str | None = None  # why the engine is gone
+    silence: str | None = None  # which process does not answer, which may pass
     created: int = field(default_factory=lambda: int(time.time()))
 
     def accepting(self) -> Frontend:
@@ -36,12 +40,15 @@ class Service:
             raise unavailable("the server is shutting down: it takes no new requests")
         if self.frontend is None:
             raise unavailable("the server is still loading the model")
+        if self.silence is not None:
+            raise unavailable(self.silence)
         return self.frontend
 
     def check_health(self) -> None:
         """Raises ApiError 503 unless the engine lives."""
-        if self.problem is not None:
-            raise unavailable(self.problem)
+        for problem in (self.problem, self.silence):
+            if problem is not None:
+                raise unavailable(problem)
         if self.frontend is None:
             raise unavailable("the server is still loading the model")
         if self.frontend.heartbeat_age > HEARTBEAT_LIMIT:
