@@ -32,7 +32,7 @@ class FakeEngine:
         self.pool = SimpleNamespace(num_pages=num_pages, dummy_slot=num_pages * page_size)
         self.table = PageTable(num_rows, max_seq_len, page_size, self.pool.dummy_slot, self.device)
         self.dummy_req = Req(-1, torch.zeros(1, dtype=torch.int32), SamplingParams(max_tokens=1), num_rows)
-        self.sampler = SimpleNamespace(prepare=lambda reqs: None)
+        self.sampler = SimpleNamespace(prepare=lambda reqs, eos_ids, token_pool: None)
         self.kv = torch.full(((num_pages + 1) * page_size,), -1, dtype=torch.int32)
         self.computed_tokens = 0
         self.batches: list[list[str]] = []

@@ -187,6 +187,9 @@ def check_prompt(ids: Sequence[int], params: SamplingParams, vocab_size: int, ma
     for token_id in ids:
         if isinstance(token_id, bool) or not isinstance(token_id, int) or not 0 <= token_id < vocab_size:
             raise ValueError(f"token id {token_id!r:.80} is not an integer from 0 to {vocab_size - 1}")
+    for name, token_ids in (("stop_token_ids", params.stop_token_ids), ("logit_bias", params.logit_bias or ())):
+        if token_ids and max(token_ids) >= vocab_size:
+            raise ValueError(f"{name} has token id {max(token_ids)}, over this model's last, {vocab_size - 1}")
     total = len(ids) + params.max_tokens
     if total > max_seq_len:
         raise ValueError(

@@ -36,6 +36,7 @@ class Req:
         what the prefix cache gave. prompt_len: how many of input_ids are the prompt; None: all."""
         self.uid = uid
         self.sampling_params = sampling_params
+        self.is_plain = sampling_params.is_plain  # asked of every request in every step
         self.table_idx = table_idx
         self.cache_handle = cache_handle
         self.prompt_len = len(input_ids) if prompt_len is None else prompt_len
@@ -100,9 +101,10 @@ class Req:
         """
         self._ids_numpy[self._num_ids] = token_id
         self._num_ids += 1
-        if token_id in eos_ids and not self.sampling_params.ignore_eos:
+        params = self.sampling_params
+        if (token_id in eos_ids and not params.ignore_eos) or token_id in params.stop_token_ids:
             self.finish_reason = "stop"
-        elif self.output_len == self.sampling_params.max_tokens:
+        elif self.output_len == params.max_tokens:
             self.finish_reason = "length"
         return self.finish_reason
 

@@ -81,6 +81,21 @@ class SamplingParams:
         """Only one token can be chosen. top_p cannot undo that (the walk-through's 4.8.4 lets it)."""
         return self.temperature == 0 or self.top_k == 1
 
+    @property
+    def penalizes(self) -> bool:
+        """What was said before changes what may be said."""
+        return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1)
+
+    @property
+    def is_plain(self) -> bool:
+        """Tokens are chosen by the logits as the model gave them, and nothing but the tokens is reported."""
+        asks = self.penalizes or self.logit_bias or self.min_tokens or self.logprobs is not None
+        return not asks
+
+    def ends(self, eos_ids: frozenset[int]) -> frozenset[int]:
+        """The tokens that end an answer. eos_ids: the model's."""
+        return frozenset(self.stop_token_ids) if self.ignore_eos else eos_ids.union(self.stop_token_ids)
+
 
 def _number(name: str, value: float, low: float, high: float, open_low: bool = False) -> None:
     good = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)

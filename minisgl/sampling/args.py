@@ -6,12 +6,14 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from minisgl.sampling.penalties import LogitAdjustments
+
 
 @dataclass(frozen=True, eq=False)
 class BatchSamplingArgs:
     """One entry a row. What no row asks for is None, and costs nothing: all None is argmax for the whole batch."""
 
-    temperatures: Tensor | None = None  # float32 [rows]; None: every row is greedy, and the rest is None too
+    temperatures: Tensor | None = None  # float32 [rows]; None: every row is greedy, and what follows is None too
     greedy: Tensor | None = None  # bool [rows]: rows that take their argmax all the same; None: no row does
     seeds: Tensor | None = None  # int64 [rows]
     positions: Tensor | None = None  # int64 [rows]: of the tokens to be drawn
@@ -20,3 +22,4 @@ class BatchSamplingArgs:
     min_p: Tensor | None = None  # float32 [rows], 0 keeps all
     max_top_k: int = 0  # known to the host: the largest top_k below vocab_size; 0 if there is none
     open_nucleus: bool = False  # known to the host: top_p without top_k in some row, so its whole vocabulary competes
+    adjust: LogitAdjustments | None = None  # of any rows, greedy ones too; what comes first

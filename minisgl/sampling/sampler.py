@@ -15,6 +15,7 @@ from minisgl.kernel.triton_runs import triton_runs
 from minisgl.sampling.args import BatchSamplingArgs
 from minisgl.sampling.filters import TokenFilters
 from minisgl.sampling.noise import gumbel_noise
+from minisgl.sampling.penalties import adjustments
 
 _MIN_TEMPERATURE = 1e-6  # colder than this there is nothing left to draw, and float32 would overflow
 
@@ -28,9 +29,20 @@ class Sampler:
         self.filters = TokenFilters()
         self.token_ids = torch.arange(vocab_size, dtype=torch.int32, device=device)
 
-    def prepare(self, reqs: Sequence[Req]) -> BatchSamplingArgs:
+    def prepare(
+        self, reqs: Sequence[Req], eos_ids: frozenset[int] = frozenset(), token_pool: Tensor | None = None
+    ) -> BatchSamplingArgs:
         """For the step that will compute reqs: call it before their lengths advance (`complete_one`). A chunk's row
-        is greedy, its token is thrown away. Raises ValueError if a row that draws has no seed."""
+        is greedy, its token is thrown away. Raises ValueError if a row that draws has no seed.
+
+        eos_ids: what min_tokens keeps away. token_pool: see `adjustments`.
+        """
+        args = self._draws(reqs)
+        if all(req.is_plain for req in reqs):
+            return args
+        return replace(args, adjust=adjustments(reqs, eos_ids, token_pool, self.device))
+
+    def _draws(self, reqs: Sequence[Req]) -> BatchSamplingArgs:
         greedy = [req.sampling_params.is_greedy or isinstance(req, ChunkedReq) for req in reqs]
         if all(greedy):
             return BatchSamplingArgs()
@@ -56,6 +68,8 @@ class Sampler:
 
     def sample(self, logits: Tensor, args: BatchSamplingArgs) -> Tensor:
         """logits: [rows, vocab], any float dtype, not changed. Returns int32 [rows]."""
+        if args.adjust is not None:
+            logits = args.adjust.apply(logits)
         if self.fused:
             return self._sample_fused(logits, args)
         if args.temperatures is None:

@@ -51,7 +51,7 @@ class LLM(BaseLLM):
     @torch.inference_mode()
     def _next_token(self, req: Req) -> int:
         logits = self.model(self._context(req.input_ids))  # [1, vocab]
-        return int(self.sampler.sample(logits, self.sampler.prepare([req])))
+        return int(self.sampler.sample(logits, self.sampler.prepare([req], self.tokenizer.eos_ids)))
 
     def _context(self, input_ids: Tensor) -> Context:
         """input_ids: int32 [tokens]. Only the last token's logits are wanted."""

@@ -52,7 +52,7 @@ class LLM(BaseLLM):
     @torch.inference_mode()
     def _next_token(self, req: Req) -> int:
         logits = self.model(self._context(req))  # [1, vocab]
-        return int(self.sampler.sample(logits, self.sampler.prepare([req])))
+        return int(self.sampler.sample(logits, self.sampler.prepare([req], self.tokenizer.eos_ids)))
 
     @exercise("2.3")
     def _context(self, req: Req) -> Context:

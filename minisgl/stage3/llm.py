@@ -52,7 +52,7 @@ class LLM(BaseLLM):
             self.engine.prepare(batch)
             ids = torch.cat([req.input_ids[req.cached_len : req.device_len] for req in reqs])  # [tokens]
             batch.input_ids = ids.to(self.engine.device)
-            args = self.engine.sampler.prepare(reqs)
+            args = self.engine.sampler.prepare(reqs, self.tokenizer.eos_ids)
             for req in reqs:
                 req.complete_one()  # before the forward: should it raise, the new pages are known to be the request's
             output = self.engine.forward_batch(batch, args)

@@ -57,7 +57,8 @@ class LLM(BaseLLM):
             self.engine.prepare(batch)
             ids = torch.cat([req.input_ids[req.cached_len : req.device_len] for req in reqs])  # [tokens]
             batch.input_ids = ids.to(self.engine.device)
-            output = self.engine.forward_batch(batch, self.engine.sampler.prepare(reqs))
+            args = self.engine.sampler.prepare(reqs, self.tokenizer.eos_ids)
+            output = self.engine.forward_batch(batch, args)
             output.copy_done.synchronize()
         with self.manager.freeing():
             return [self._commit(req, int(token)) for req, token in zip(reqs, output.next_tokens_host, strict=True)]

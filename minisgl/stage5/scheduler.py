@@ -143,7 +143,7 @@ class Scheduler:
             self.cache.allocate(batch.reqs)
             input_tuple = self.engine.prepare(batch)
             write_tuple = self._write_tuple(batch)
-            sampling_args = self.engine.sampler.prepare(batch.reqs)
+            sampling_args = self.engine.sampler.prepare(batch.reqs, self.eos_ids, self.tables.token_pool)
             for req in batch.reqs:
                 req.complete_one()
                 req.in_flight += 1

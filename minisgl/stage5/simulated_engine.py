@@ -88,7 +88,7 @@ class SimulatedPool(NamedTuple):
 
 
 class NoSampler:
-    def prepare(self, reqs: Sequence[Req]) -> None:
+    def prepare(self, reqs: Sequence[Req], eos_ids: frozenset[int], token_pool: Tensor) -> None:
         """Nothing is sampled."""
 
 

@@ -241,6 +241,6 @@ def test_every_step_computes_all_tokens(llm: LLM) -> None:
 def test_a_seeded_draw_knows_its_position(llm: LLM) -> None:
     positions = []
     prepare = llm.sampler.prepare
-    llm.sampler.prepare = lambda reqs: positions.append(reqs[0].device_len) or prepare(reqs)  # type: ignore[method-assign]
+    llm.sampler.prepare = lambda reqs, *more: positions.append(reqs[0].device_len) or prepare(reqs, *more)  # type: ignore[method-assign]
     llm.generate([[1, 2, 3]], SamplingParams(max_tokens=3, ignore_eos=True))
     assert positions == [3, 4, 5], f"device_len before each step is 3, 4 and 5: it counts every token, here {positions}"

@@ -11,7 +11,7 @@ from fake_engine import plain_loop
 from scheduler_life import SHARED, Rank, drain, fix_estimate, make
 from tiny_model import make_tiny_model
 
-from minisgl.core.outputs import Completion
+from minisgl.core.outputs import Completion, TokenOutput
 from minisgl.core.sampling_params import SamplingParams
 from minisgl.core.trace import Tracer, read_events
 from minisgl.stage5.admission import EstimatedOutput, FullReservation
@@ -147,7 +147,7 @@ def test_usage_tells_of_the_first_admission(overlap: bool) -> None:
 def test_abort_while_it_waits_to_come_back(overlap: bool) -> None:
     rank = two_that_collide(overlap)
     until_retracted(rank)
-    assert [tuple(output) for output in rank.scheduler.abort(1)] == [(1, None, "abort", 0)]
+    assert rank.scheduler.abort(1) == [TokenOutput(1, None, "abort", 0)]
     assert rank.scheduler.abort(1) == []
     assert 1 not in run(rank)
 
