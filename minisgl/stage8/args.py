@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import replace
 
 from minisgl.core.cli import (
     Parser,
@@ -22,23 +23,27 @@ processes:
   --tp N               N schedulers, each with the engine of one device
   --num-tokenizer N    N tokenizers and a detokenizer; with 0, the default, one process is both
 so that the default is 3, and `--tp 2 --num-tokenizer 2` is 6.
-With --prompt the answers are printed and the server ends: no port is opened.
+With --prompt the answers are printed and the server ends, with --shell one talks to it here: no port is opened.
 """
 
 
 def parse(argv: Sequence[str] | None, prog: str) -> tuple[ServerConfig, argparse.Namespace]:
-    """The settings, and the arguments of which --prompt and what belongs to it are of interest.
+    """The settings, and the arguments of which --prompt, --shell and what belongs to them are of interest.
 
     Ends the program with status 2 and one line on standard error when a value is wrong.
     """
     parser = Parser(prog=prog, formatter_class=_Formatter, epilog=PROCESSES, allow_abbrev=False)
     add_config_arguments(parser, ServerConfig)
     add_prompt_arguments(parser)
+    parser.add_argument("--shell", action="store_true", help="chat here in the terminal, one request at a time")
     add_mine_argument(parser)
     args = parser.parse_args(argv)
     try:
+        if args.shell and args.prompt:
+            raise ValueError("--shell asks for prompts itself: leave out --prompt")
         sampling_params(args)
-        return make_config(ServerConfig, config_options(ServerConfig, args)), args
+        config = make_config(ServerConfig, config_options(ServerConfig, args))
+        return replace(config, max_running_requests=1, log_level="warning") if args.shell else config, args
     except ValueError as error:
         parser.error(str(error))
 

@@ -52,6 +52,11 @@ def _main(config: ServerConfig, args: argparse.Namespace) -> int:
 
         default_signals()
         return run_prompts(LLM, config_options(ServerConfig, args), args, sampling_params(args))
+    if args.shell:
+        from minisgl.stage8.shell import run_shell
+
+        default_signals()
+        return run_shell(config, sampling_params(args))
     try:
         listener = listen(config.host, config.port)
     except OSError as error:

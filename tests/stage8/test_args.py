@@ -26,6 +26,12 @@ def test_flags_become_settings() -> None:
     assert num_processes(config) == 7
 
 
+def test_a_shell_has_one_running_request_and_is_quiet() -> None:
+    config, args = parse(["--shell", "--temperature", "0.5"], "minisgl")
+    assert args.shell
+    assert (config.max_running_requests, config.log_level) == (1, "warning")
+
+
 @pytest.mark.parametrize(
     ("words", "named"),
     [
@@ -40,6 +46,8 @@ def test_flags_become_settings() -> None:
         ("--dtype int4", "--dtype"),
         ("--memory-ratio 2", "--memory-ratio"),
         ("--temperature -1", "temperature"),
+        ("--shell --temperature nan", "temperature"),
+        ("--shell --prompt a", "--prompt"),
         ("--top-p nan", "top_p"),
         ("--por 1919", "--por"),
         ("surplus", "surplus"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from contextlib import closing
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -129,7 +130,7 @@ def test_the_cache_is_emptied_only_when_nothing_runs(scheduler: Scheduler, overl
     assert [message.uid for message in outcomes] == list(range(1, 15))
     assert refused == 7
     assert all(isinstance(message, Answered) for message in outcomes[refused:])
-    for before, message in zip(sent, sent[1:], strict=False):
+    for before, message in pairwise(sent):
         if isinstance(message, Answered):
             assert isinstance(before, Heartbeat), "who has the answer sees what it says"
             assert before.stats["pages_cached"] == 0
