@@ -32,6 +32,7 @@ class Answer(Response):
         super().__init__()
         self._frontend, self._call = frontend, call
         self._begun = False  # the status line is on its way
+        self._started: set[int] = set()  # choices
         self._usage = Usage()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -53,25 +54,30 @@ class Answer(Response):
             await self._whole(ask, send)
 
     async def _stream(self, ask: Ask, send: Send) -> None:
-        form = self._call.format
-        started: set[int] = set()
         self._begun = True
         await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
         async for replies in ask:
-            frames = []
+            frames: list[bytes] = []
             for index, reply in replies:
-                if index not in started:
-                    started.add(index)
-                    frames.append(form.role(index))
-                if reply.text:
-                    frames.append(form.text(index, reply.text))
-                if reply.finish_reason is not None:
-                    frames.append(form.finish(index, reply.finish_reason))
-                self._count(index, reply)
+                self._add_frames(frames, index, reply)
             if frames:
                 await _write(send, b"".join(frames))
-        usage = form.usage(self._usage) if self._call.include_usage else b""
+        usage = self._call.format.usage(self._usage) if self._call.include_usage else b""
         await _write(send, usage + DONE, last=True)
+
+    def _add_frames(self, frames: list[bytes], index: int, reply: Reply) -> None:
+        """A reply without text has none, unless there are logprobs: those are told as they come."""
+        form = self._call.format
+        is_first = index not in self._started
+        self._count(index, reply)
+        if self._call.continuous_usage:
+            form.count(self._usage)
+        if is_first:
+            frames.append(form.role(index))
+        if reply.text or reply.logprobs:
+            frames.append(form.text(index, reply.text, reply.logprobs))
+        if reply.finish_reason is not None:
+            frames.append(form.finish(index, reply.finish_reason))
 
     async def _whole(self, ask: Ask, send: Send) -> None:
         choices = [Choice() for _ in self._call.requests]
@@ -79,6 +85,7 @@ class Answer(Response):
         async for replies in ask:
             for index, reply in replies:
                 texts[index].append(reply.text)
+                choices[index].logprobs += reply.logprobs
                 choices[index].finish_reason = reply.finish_reason
                 self._count(index, reply)
         for choice, pieces in zip(choices, texts, strict=True):
@@ -90,11 +97,13 @@ class Answer(Response):
         await _write(send, body, last=True)
 
     def _count(self, index: int, reply: Reply) -> None:
-        """A prompt counts once, however many choices it has."""
+        """A prompt counts once, however many choices it has, and as soon as one of them begins."""
         self._usage.completion_tokens += len(reply.token_ids)
-        if reply.finish_reason is not None and index % self._call.n == 0:
-            self._usage.prompt_tokens += reply.prompt_tokens
-            self._usage.cached_tokens += reply.cached_tokens
+        if index not in self._started:
+            self._started.add(index)
+            if index % self._call.n == 0:
+                self._usage.prompt_tokens += reply.prompt_tokens
+                self._usage.cached_tokens += reply.cached_tokens
 
 
 async def _write(send: Send, data: bytes, last: bool = False) -> None:

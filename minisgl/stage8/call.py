@@ -11,22 +11,28 @@ from typing import Any
 
 from minisgl.core.sampling_params import SamplingParams
 from minisgl.stage8.errors import bad_request
-from minisgl.stage8.messages import Tokenize
+from minisgl.stage8.messages import Echo, Tokenize
 from minisgl.stage8.openai_protocol import (
     ROLES,
     Body,
     ChatBody,
     ChatMessage,
     CompletionBody,
+    StreamOptions,
+    chat_logprobs,
     check_choices,
     check_model,
     decode_body,
     for_choice,
     sampling_params,
+    stop_strings,
+    template_kwargs,
+    token_limit,
 )
 from minisgl.stage8.sse import AnswerFormat, ChatFormat, CompletionFormat
 
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default
+MAX_MESSAGES = 10_000  # each is several tokens, and a template may look at every pair of them
 MAX_TOKEN_ID = 2**31 - 1  # whether the vocabulary has an id, the tokenizer's process knows
 
 
@@ -36,6 +42,7 @@ class Call:
     n: int  # choices a prompt
     stream: bool
     include_usage: bool  # of a stream, which has usage only if asked; a whole answer always has it
+    continuous_usage: bool  # every event of a stream says what was used so far
     format: AnswerFormat
 
 
@@ -43,21 +50,33 @@ def chat_call(data: bytes, served: tuple[str, ...], new_uid: Callable[[], int]) 
     """The body of /v1/chat/completions. Raises ApiError 400 or 404."""
     body = decode_body(data, ChatBody)
     check_model(body.model, served)
-    limit_name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
-    limit = getattr(body, limit_name)
-    if not body.messages:
-        raise bad_request("messages is empty: give at least one message", "messages")
-    chat = [_plain(message, f"messages[{index}]") for index, message in enumerate(body.messages)]
-    params = sampling_params(body, 1 if limit is None else limit, limit_name)
-    return _call(body, [{"chat": chat, "fill_context": limit is None}], params, ChatFormat, served, new_uid)
+    limit, limit_name = token_limit(body)
+    if not 1 <= len(body.messages) <= MAX_MESSAGES:
+        raise bad_request(f"messages must be 1 to {MAX_MESSAGES}, not {len(body.messages)}", "messages")
+    request = {
+        "chat": [_plain(message, f"messages[{index}]") for index, message in enumerate(body.messages)],
+        "template_kwargs": template_kwargs(body),
+        "fill_context": limit is None,
+    }
+    max_tokens = MAX_TOKEN_ID if limit is None else limit  # any min_tokens is less, until it is known what is left
+    params = sampling_params(body, max_tokens, limit_name, logprobs=chat_logprobs(body))
+    return _call(body, [request], params, ChatFormat, served, new_uid)
 
 
 def completion_call(data: bytes, served: tuple[str, ...], new_uid: Callable[[], int]) -> Call:
-    """The body of /v1/completions. Raises ApiError 400 or 404."""
+    """The body of /v1/completions. Raises ApiError 400 or 404.
+
+    max_tokens 0 with echo asks for the prompt alone, and its logprobs: one token is computed and not shown.
+    """
     body = decode_body(data, CompletionBody)
     check_model(body.model, served)
-    params = sampling_params(body, COMPLETION_MAX_TOKENS if body.max_tokens is None else body.max_tokens)
-    return _call(body, _prompts(body.prompt), params, CompletionFormat, served, new_uid)
+    limit, limit_name = token_limit(body)
+    echo: Echo = "no" if not body.echo else "alone" if limit == 0 else "before"
+    max_tokens = 1 if echo == "alone" else COMPLETION_MAX_TOKENS if limit is None else limit
+    of_prompt = body.logprobs is not None and echo != "no"
+    params = sampling_params(body, max_tokens, limit_name, logprobs=body.logprobs, prompt_logprobs=of_prompt)
+    prompts = [{**prompt, "echo": echo} for prompt in _prompts(body.prompt)]
+    return _call(body, prompts, params, CompletionFormat, served, new_uid)
 
 
 def _call(
@@ -69,16 +88,18 @@ def _call(
     new_uid: Callable[[], int],
 ) -> Call:
     n = check_choices(len(prompts), body.n)
-    stream = bool(body.stream)
-    if body.stream_options is not None and not stream:
+    stop = stop_strings(body)
+    if body.stream_options is not None and not body.stream:
         raise bad_request("stream_options is only for streams: set stream to true or leave it out", "stream_options")
-    include_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
+    options = body.stream_options or StreamOptions()
     requests = [
-        Tokenize(uid=new_uid(), params=for_choice(params, choice), **prompt)
+        Tokenize(uid=new_uid(), params=for_choice(params, choice), stop=stop, **prompt)
         for prompt in prompts
         for choice in range(n)
     ]
-    return Call(requests, n, stream, include_usage, format_class(body.model or served[0], include_usage))
+    usage, continuous = bool(options.include_usage), bool(options.continuous_usage_stats)
+    form = format_class(body.model or served[0], usage, params.logprobs is not None)
+    return Call(requests, n, bool(body.stream), usage, continuous, form)
 
 
 def _plain(message: ChatMessage, path: str) -> dict[str, str]:

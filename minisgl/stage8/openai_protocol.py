@@ -1,42 +1,62 @@
 """Bodies of the OpenAI API: their fields, types and limits. Knows nothing of how they are run.
 
-Unknown fields are ignored. Those of `unsupported` are refused.
+Unknown fields are ignored. Those of `unsupported` are refused. Of a field that comes twice the last one counts, as in
+every JSON reader that clients are likely to use.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import NoReturn, TypeVar
+from typing import Any, ClassVar, NoReturn, TypeVar
 
 import msgspec
 
-from minisgl.core.sampling_params import MAX_SEED, SamplingParams
+from minisgl.core.sampling_params import MAX_LOGPROBS, MAX_SEED, SamplingParams
 from minisgl.stage8.errors import ApiError, bad_request
-from minisgl.stage8.unsupported import refuse_unsupported
+from minisgl.stage8.messages import Plain
+from minisgl.stage8.unsupported import CHAT_ONLY, COMPLETION_ONLY, Neutral, refuse_unsupported
 
 MAX_CHOICES = 128  # of one call: prompts times n
+MAX_STOPS, MAX_STOP_CHARS = 16, 1000
+MAX_TEMPLATE_KWARGS = 64
 ROLES = ("system", "developer", "user", "assistant", "tool")
+
+_SAMPLING = (
+    *("top_p", "top_k", "min_p", "seed", "ignore_eos", "min_tokens"),
+    *("presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias"),
+)
 
 BodyT = TypeVar("BodyT", bound=msgspec.Struct)
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
 class Body(msgspec.Struct, frozen=True):
     """What both endpoints take. null is the same as absent, as everywhere in OpenAI's API."""
 
+    refused: ClassVar[Neutral] = {}  # fields that only other endpoints have
+
     model: str | None = None
     max_tokens: int | None = None
+    max_completion_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
     min_p: float | None = None
     seed: int | None = None
     n: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
+    min_tokens: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[int, float] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
@@ -53,12 +73,20 @@ class ChatMessage(msgspec.Struct, frozen=True):
 
 
 class ChatBody(Body, frozen=True, kw_only=True):
+    refused: ClassVar[Neutral] = COMPLETION_ONLY
+
     messages: list[ChatMessage]
-    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    chat_template_kwargs: dict[str, Plain] | None = None
 
 
 class CompletionBody(Body, frozen=True, kw_only=True):
+    refused: ClassVar[Neutral] = CHAT_ONLY
+
     prompt: str | list[int | str | list[int]]
+    logprobs: int | None = None
+    echo: bool | None = None
 
 
 def decode_body(data: bytes, kind: type[BodyT]) -> BodyT:
@@ -69,9 +97,9 @@ def decode_body(data: bytes, kind: type[BodyT]) -> BodyT:
         raise bad_request(f"the body is not JSON: {error}") from None
     if not isinstance(fields, dict):
         raise bad_request("the body must be a JSON object")
-    refuse_unsupported(fields)
+    refuse_unsupported(fields, getattr(kind, "refused", {}))
     try:
-        return msgspec.convert(fields, kind)
+        return msgspec.convert(fields, kind, str_keys=True)  # logit_bias has ids for keys
     except (msgspec.ValidationError, RecursionError) as error:
         _raise_named(str(error))
 
@@ -94,21 +122,57 @@ def check_choices(prompts: int, n: int | None) -> int:
     return each
 
 
-def sampling_params(body: Body, max_tokens: int, limit_name: str = "max_tokens") -> SamplingParams:
+def token_limit(body: Body) -> tuple[int | None, str]:
+    """How many tokens the answer may have, None for the default; and the name of the field that says so."""
+    name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
+    return getattr(body, name), name
+
+
+def sampling_params(body: Body, max_tokens: int, limit_name: str = "max_tokens", **more: Any) -> SamplingParams:
     """With OpenAI's defaults: temperature 1. Raises ApiError 400 that names the field; limit_name: that of the limit
-    in this body."""
-    given = {
-        name: value
-        for name in ("top_p", "top_k", "min_p", "seed", "ignore_eos")
-        if (value := getattr(body, name)) is not None
-    }
+    in this body. more: fields of SamplingParams that endpoints have different names for."""
+    given = {name: value for name in _SAMPLING if (value := getattr(body, name)) is not None}
     temperature = 1.0 if body.temperature is None else body.temperature
+    stop_token_ids = tuple(body.stop_token_ids or ())
     try:
-        return SamplingParams(temperature=temperature, max_tokens=max_tokens, **given)
+        return SamplingParams(
+            temperature=temperature, max_tokens=max_tokens, stop_token_ids=stop_token_ids, **given, **more
+        )
     except ValueError as error:
         name, _, rest = str(error).partition(" ")
         name = limit_name if name == "max_tokens" else name
         raise bad_request(f"{name} {rest}", name) from None
+
+
+def stop_strings(body: Body) -> list[str]:
+    """Raises ApiError 400."""
+    strings = [body.stop] if isinstance(body.stop, str) else body.stop or []
+    if len(strings) > MAX_STOPS:
+        raise bad_request(f"stop must have at most {MAX_STOPS} strings, not {len(strings)}", "stop")
+    for string in strings:
+        if not 1 <= len(string) <= MAX_STOP_CHARS:
+            words = f"a string of stop must have 1 to {MAX_STOP_CHARS} characters, not {len(string)}"
+            raise bad_request(words, "stop")
+    return strings
+
+
+def chat_logprobs(body: ChatBody) -> int | None:
+    """How many of the likeliest tokens to report. Raises ApiError 400."""
+    top = body.top_logprobs or 0
+    if not 0 <= top <= MAX_LOGPROBS:
+        raise bad_request(f"top_logprobs must be from 0 to {MAX_LOGPROBS}, not {top!r:.80}", "top_logprobs")
+    if top and not body.logprobs:
+        raise bad_request("top_logprobs needs logprobs: set that to true, or leave top_logprobs out", "top_logprobs")
+    return top if body.logprobs else None
+
+
+def template_kwargs(body: ChatBody) -> dict[str, Plain]:
+    """Raises ApiError 400. The names that the server sets, the template's renderer refuses."""
+    kwargs = body.chat_template_kwargs or {}
+    if len(kwargs) > MAX_TEMPLATE_KWARGS:
+        words = f"chat_template_kwargs must have at most {MAX_TEMPLATE_KWARGS} variables, not {len(kwargs)}"
+        raise bad_request(words, "chat_template_kwargs")
+    return kwargs
 
 
 def for_choice(params: SamplingParams, choice: int) -> SamplingParams:
@@ -121,7 +185,7 @@ def for_choice(params: SamplingParams, choice: int) -> SamplingParams:
 def _raise_named(message: str) -> NoReturn:
     """msgspec's "Expected `int`, got `str` - at `$.n`", with the field in front."""
     text, _, place = message.partition(" - at ")
-    path = re.sub(r"^\$\.?", "", place.strip("`"))
+    path = re.sub(r"^.*\$\.?", "", place.strip("`"))  # of a key: "key` in `$.logit_bias"
     missing = re.search(r"missing required field `(\w+)`", text)
     if missing:
         path = f"{path}.{missing[1]}" if path else missing[1]

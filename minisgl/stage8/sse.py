@@ -9,12 +9,14 @@ import secrets
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import msgspec
 
 from minisgl.core.outputs import FinishReason
+from minisgl.stage8.logprobs import chat_logprobs, completion_logprobs
+from minisgl.stage8.messages import TextLogprob
 
 DONE = b"data: [DONE]\n\n"
 
@@ -28,6 +30,7 @@ _encode = msgspec.json.encode
 class Choice:
     text: str = ""
     finish_reason: FinishReason | None = None
+    logprobs: list[TextLogprob] = field(default_factory=list)
 
 
 @dataclass
@@ -52,19 +55,25 @@ class AnswerFormat(ABC):
     object: ClassVar[str]
     chunk_object: ClassVar[str]
 
-    def __init__(self, model: str, include_usage: bool) -> None:
-        """include_usage: every event has a "usage", which is null until the last."""
+    def __init__(self, model: str, include_usage: bool, logprobs: bool = False) -> None:
+        """include_usage: every event has a "usage", which is null until the last. logprobs: whole answers have them."""
+        self._has_logprobs = logprobs
         self.facts = {"id": self.id_prefix + secrets.token_hex(16), "created": int(time.time()), "model": model}
         head = _encode({**self.facts, "object": self.chunk_object})[:-1]
         self._head = b"data: " + head + b',"choices":['
         self._tail = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
+
+    def count(self, usage: Usage) -> None:
+        """The events from now on say what was used so far."""
+        self._tail = b'],"usage":' + _encode(usage.as_dict()) + b"}\n\n"
 
     @abstractmethod
     def role(self, index: int) -> bytes:
         """The event that begins a choice, or nothing."""
 
     @abstractmethod
-    def text(self, index: int, text: str) -> bytes: ...
+    def text(self, index: int, text: str, logprobs: Sequence[TextLogprob] = ()) -> bytes:
+        """logprobs: of the tokens that came with this text, if they are wanted."""
 
     @abstractmethod
     def finish(self, index: int, reason: FinishReason) -> bytes: ...
@@ -88,19 +97,21 @@ class ChatFormat(AnswerFormat):
     def role(self, index: int) -> bytes:
         return self._event(index, b'{"role":"assistant","content":""}', b"null")
 
-    def text(self, index: int, text: str) -> bytes:
-        return self._event(index, b'{"content":%b}' % json_text(text), b"null")
+    def text(self, index: int, text: str, logprobs: Sequence[TextLogprob] = ()) -> bytes:
+        found = json_line(chat_logprobs(logprobs)) if logprobs else b"null"
+        return self._event(index, b'{"content":%b}' % json_line(text), b"null", found)
 
     def finish(self, index: int, reason: FinishReason) -> bytes:
         return self._event(index, b"{}", _encode(reason))
 
-    def _event(self, index: int, delta: bytes, reason: bytes) -> bytes:
-        choice = b'{"index":%d,"delta":%b,"logprobs":null,"finish_reason":%b}' % (index, delta, reason)
+    def _event(self, index: int, delta: bytes, reason: bytes, logprobs: bytes = b"null") -> bytes:
+        choice = b'{"index":%d,"delta":%b,"logprobs":%b,"finish_reason":%b}' % (index, delta, logprobs, reason)
         return self._head + choice + self._tail
 
     def _whole_choice(self, index: int, choice: Choice) -> dict[str, Any]:
         message = {"role": "assistant", "content": choice.text}
-        return {"index": index, "message": message, "logprobs": None, "finish_reason": choice.finish_reason}
+        logprobs = chat_logprobs(choice.logprobs) if self._has_logprobs else None
+        return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": choice.finish_reason}
 
 
 class CompletionFormat(AnswerFormat):
@@ -111,23 +122,26 @@ class CompletionFormat(AnswerFormat):
     def role(self, index: int) -> bytes:
         return b""
 
-    def text(self, index: int, text: str) -> bytes:
-        return self._event(index, json_text(text), b"null")
+    def text(self, index: int, text: str, logprobs: Sequence[TextLogprob] = ()) -> bytes:
+        found = json_line(completion_logprobs(logprobs)) if logprobs else b"null"
+        return self._event(index, json_line(text), b"null", found)
 
     def finish(self, index: int, reason: FinishReason) -> bytes:
         return self._event(index, b'""', _encode(reason))
 
-    def _event(self, index: int, text: bytes, reason: bytes) -> bytes:
-        choice = b'{"index":%d,"text":%b,"logprobs":null,"finish_reason":%b}' % (index, text, reason)
+    def _event(self, index: int, text: bytes, reason: bytes, logprobs: bytes = b"null") -> bytes:
+        choice = b'{"index":%d,"text":%b,"logprobs":%b,"finish_reason":%b}' % (index, text, logprobs, reason)
         return self._head + choice + self._tail
 
     def _whole_choice(self, index: int, choice: Choice) -> dict[str, Any]:
-        return {"index": index, "text": choice.text, "logprobs": None, "finish_reason": choice.finish_reason}
+        logprobs = completion_logprobs(choice.logprobs) if self._has_logprobs else None
+        return {"index": index, "text": choice.text, "logprobs": logprobs, "finish_reason": choice.finish_reason}
 
 
-def json_text(text: str) -> bytes:
-    data = _encode(text)
-    if not text.isascii():
+def json_line(value: Any) -> bytes:
+    """JSON that no client splits. value: a text, or what holds texts."""
+    data = _encode(value)
+    if not data.isascii():
         for raw, escaped in _LINE_BREAKS:
             data = data.replace(raw, escaped)
     return data

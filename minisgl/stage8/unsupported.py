@@ -1,4 +1,4 @@
-"""The fields of OpenAI's API that are known here and not supported. Knows nothing of those that are.
+"""The fields of OpenAI's API that are known here and not supported, or not everywhere. Knows nothing of the others.
 
 To ignore such a field would be a wrong answer given in silence, so it is refused, unless its value changes nothing.
 """
@@ -16,43 +16,35 @@ Neutral = Mapping[str, tuple[Any, ...]]
 BODY: Neutral = {
     "audio": (),
     "best_of": (1,),
-    "chat_template_kwargs": ({},),
-    "echo": (False,),
-    "frequency_penalty": (0, 0.0),
+    "chat_template": (),  # a program: only the model's own is run
     "function_call": ("none", "auto"),
     "functions": ([],),
-    "logit_bias": ({},),
-    "logprobs": (False,),
-    "min_tokens": (0,),
     "modalities": (["text"],),
-    "presence_penalty": (0, 0.0),
-    "repetition_penalty": (1, 1.0),
     "response_format": ({"type": "text"},),
-    "stop": ("", []),
-    "stop_token_ids": ([],),
     "suffix": ("",),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
-    "top_logprobs": (0,),
 }
-STREAM_OPTIONS: Neutral = {"continuous_usage_stats": (False,)}
+CHAT_ONLY: Neutral = {"chat_template_kwargs": ({},), "top_logprobs": (0,)}
+COMPLETION_ONLY: Neutral = {"echo": (False,)}
 MESSAGE: Neutral = {"audio": (), "function_call": (), "tool_calls": ([],)}
 
 
-def refuse_unsupported(fields: Mapping[str, Any]) -> None:
-    """fields: a request's body, whose types need not be right. Raises ApiError 400 that names the field."""
+def refuse_unsupported(fields: Mapping[str, Any], elsewhere: Neutral) -> None:
+    """fields: a request's body, whose types need not be right. elsewhere: what only other endpoints have.
+    Raises ApiError 400 that names the field."""
     _refuse(fields, BODY)
-    _refuse(fields.get("stream_options"), STREAM_OPTIONS, "stream_options.")
+    _refuse(fields, elsewhere, where="on this endpoint")
     messages = fields.get("messages")
     for index, message in enumerate(messages if isinstance(messages, list) else []):
         _refuse(message, MESSAGE, f"messages[{index}].")
 
 
-def _refuse(fields: Any, table: Neutral, prefix: str = "") -> None:
+def _refuse(fields: Any, table: Neutral, prefix: str = "", where: str = "by this server") -> None:
     if not isinstance(fields, dict):
         return  # the check of types will say so
     for name in sorted(fields.keys() & table.keys()):
         value = fields[name]
         # 0 == False: the type must be the same too
         if value is not None and not any(type(value) is type(ok) and value == ok for ok in table[name]):
-            raise bad_request(f"{prefix}{name} is not supported by this server: leave it out", prefix + name)
+            raise bad_request(f"{prefix}{name} is not supported {where}: leave it out", prefix + name)

@@ -200,7 +200,8 @@ def test_what_a_chat_asks_of_the_engine() -> None:
 
 def test_null_is_the_same_as_absent() -> None:
     names = "temperature top_p top_k min_p seed n max_tokens max_completion_tokens stop stream stream_options"
-    more = "tools tool_choice functions response_format logprobs top_logprobs logit_bias presence_penalty audio"
+    more = "tools tool_choice functions response_format logprobs top_logprobs logit_bias presence_penalty audio echo"
+    more += " stop_token_ids min_tokens frequency_penalty repetition_penalty chat_template_kwargs chat_template"
 
     async def test() -> None:
         async with serving() as server:
@@ -236,18 +237,40 @@ BAD = [
     ({"stream": "yes"}, "stream"),
     ({"ignore_eos": "no"}, "ignore_eos"),
     ({"stream": True, "stream_options": []}, "stream_options"),
-    ({"stream": True, "stream_options": {"continuous_usage_stats": True}}, "stream_options.continuous_usage_stats"),
+    ({"stream": True, "stream_options": {"continuous_usage_stats": 1}}, "stream_options.continuous_usage_stats"),
     ({"model": 7}, "model"),
-    ({"stop": ["x"]}, "stop"),
-    ({"stop_token_ids": [1]}, "stop_token_ids"),
-    ({"min_tokens": 1}, "min_tokens"),
-    ({"presence_penalty": 0.5}, "presence_penalty"),
-    ({"frequency_penalty": -1}, "frequency_penalty"),
-    ({"repetition_penalty": 1.1}, "repetition_penalty"),
-    ({"logit_bias": {"1": 2}}, "logit_bias"),
-    ({"logprobs": True}, "logprobs"),
-    ({"logprobs": 0}, "logprobs"),
-    ({"echo": True}, "echo"),
+    ({"stop": ""}, "stop"),
+    ({"stop": ["a", ""]}, "stop"),
+    ({"stop": 1}, "stop"),
+    ({"stop": [1]}, "stop[0]"),
+    ({"stop": ["a"] * 17}, "stop"),
+    ({"stop": "x" * 1001}, "stop"),
+    ({"stop": ["x" * 10**6]}, "stop"),
+    ({"stop_token_ids": 1}, "stop_token_ids"),
+    ({"stop_token_ids": [-1]}, "stop_token_ids"),
+    ({"stop_token_ids": [True]}, "stop_token_ids[0]"),
+    ({"stop_token_ids": [2**31]}, "stop_token_ids"),
+    ({"stop_token_ids": [1] * 129}, "stop_token_ids"),
+    ({"min_tokens": -1}, "min_tokens"),
+    ({"min_tokens": 10**30}, "min_tokens"),
+    ({"min_tokens": 4, "max_tokens": 3}, "min_tokens"),
+    ({"presence_penalty": 2.5}, "presence_penalty"),
+    ({"presence_penalty": True}, "presence_penalty"),
+    ({"frequency_penalty": -3}, "frequency_penalty"),
+    ({"frequency_penalty": "1"}, "frequency_penalty"),
+    ({"repetition_penalty": 0}, "repetition_penalty"),
+    ({"repetition_penalty": -1}, "repetition_penalty"),
+    ({"logit_bias": {"1": 101}}, "logit_bias"),
+    ({"logit_bias": {"1": True}}, "logit_bias[...]"),
+    ({"logit_bias": {"1": None}}, "logit_bias[...]"),
+    ({"logit_bias": {"-1": 1}}, "logit_bias"),
+    ({"logit_bias": {"the": 1}}, "logit_bias"),
+    ({"logit_bias": {"9" * 500: 1}}, "logit_bias"),
+    ({"logit_bias": {str(i): 1 for i in range(1025)}}, "logit_bias"),
+    ({"logit_bias": [1]}, "logit_bias"),
+    ({"logprobs": "3"}, "logprobs"),
+    ({"logprobs": 1.5}, "logprobs"),
+    ({"chat_template": "{{ messages }}"}, "chat_template"),
     ({"best_of": 2}, "best_of"),
     ({"best_of": True}, "best_of"),
     ({"suffix": "x"}, "suffix"),
@@ -259,6 +282,18 @@ BAD = [
     ({"audio": {}}, "audio"),
 ]
 BAD_CHAT = [
+    ({"logprobs": 1}, "logprobs"),
+    ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+    ({"logprobs": True, "top_logprobs": -1}, "top_logprobs"),
+    ({"logprobs": True, "top_logprobs": True}, "top_logprobs"),
+    ({"top_logprobs": 2}, "top_logprobs"),
+    ({"logprobs": False, "top_logprobs": 2}, "top_logprobs"),
+    ({"echo": True}, "echo"),
+    ({"chat_template_kwargs": []}, "chat_template_kwargs"),
+    ({"chat_template_kwargs": {"a": []}}, "chat_template_kwargs[...]"),
+    ({"chat_template_kwargs": {"a": {"b": 1}}}, "chat_template_kwargs[...]"),
+    ({"chat_template_kwargs": dict.fromkeys(map(str, range(65)))}, "chat_template_kwargs"),
+    ({"messages": [{"role": "user", "content": "a"}] * 10_001}, "messages"),
     ({"messages": []}, "messages"),
     ({"messages": None}, "messages"),
     ({"messages": "Hi"}, "messages"),
@@ -273,6 +308,17 @@ BAD_CHAT = [
     ({"messages": [{"role": "assistant", "content": "a", "tool_calls": [{}]}]}, "messages[0].tool_calls"),
     ({"max_completion_tokens": -1}, "max_completion_tokens"),
 ]
+BAD_TEXT = [
+    ({"logprobs": True}, "logprobs"),
+    ({"logprobs": -1}, "logprobs"),
+    ({"logprobs": 21}, "logprobs"),
+    ({"top_logprobs": 2}, "top_logprobs"),
+    ({"echo": 1}, "echo"),
+    ({"echo": "yes"}, "echo"),
+    ({"echo": False, "max_tokens": 0}, "max_tokens"),
+    ({"echo": True, "max_completion_tokens": -1}, "max_completion_tokens"),
+    ({"chat_template_kwargs": {"a": 1}}, "chat_template_kwargs"),
+]
 BAD_PROMPTS = [None, 1, True, [], {}, [1, "a"], [[1], 2], [[1], "a"], [-1], [2**31], [1.5], [True], [[True]], [[[1]]]]
 
 
@@ -280,7 +326,7 @@ BAD_PROMPTS = [None, 1, True, [], {}, [1, "a"], [[1], 2], [[1], "a"], [-1], [2**
 @pytest.mark.parametrize(
     ("path", "body", "param"),
     [(CHAT_PATH, CHAT | bad, param) for bad, param in BAD + BAD_CHAT]
-    + [(TEXT_PATH, TEXT | bad, param) for bad, param in BAD]
+    + [(TEXT_PATH, TEXT | bad, param) for bad, param in BAD + BAD_TEXT]
     + [(TEXT_PATH, {"prompt": bad}, "prompt") for bad in BAD_PROMPTS]
     + [(TEXT_PATH, {"prompt": ["a"] * 129}, "prompt"), (TEXT_PATH, {"prompt": ["a"] * 64, "n": 3}, "n")],
     ids=lambda value: f"{value!r:.60}",

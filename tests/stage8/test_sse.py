@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minisgl.stage8.sse import ChatFormat, Choice, CompletionFormat, Usage, error_events, json_text
+from minisgl.stage8.sse import ChatFormat, Choice, CompletionFormat, Usage, error_events, json_line
 
 
 def parse(event: bytes) -> dict:
@@ -20,13 +20,13 @@ def parse(event: bytes) -> dict:
 
 @given(st.text())
 def test_any_text_survives_and_breaks_no_line(text: str) -> None:
-    data = json_text(text)
+    data = json_line(text)
     assert json.loads(data) == text
     assert len(data.decode().splitlines()) == 1, "httpx and others split streams as str.splitlines does"
 
 
 def test_line_separators_are_escaped() -> None:
-    assert json_text("a\u2028b\u2029c\x85d") == b'"a\\u2028b\\u2029c\\u0085d"'
+    assert json_line("a\u2028b\u2029c\x85d") == b'"a\\u2028b\\u2029c\\u0085d"'
 
 
 def test_chat_events() -> None:
