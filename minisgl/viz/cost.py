@@ -38,11 +38,17 @@ def cost_triangles(counts: Mapping[str, Sequence[int]], *, title: str | None = N
     if not counts or not all(len(steps) and min(steps) > 0 for steps in counts.values()):
         raise ValueError("counts must give at least one step for each name, and at least one token a step")
     figure, panels = new_figure(size, title or _triangle_finding(counts), len(counts), beside=True, sharey=True)
-    for axes, (name, steps), color in zip(panels, counts.items(), (PALETTE[5], *PALETTE), strict=False):
+    colors = (PALETTE[5], *PALETTE)
+    entries: list[tuple[str, Artist]] = []
+    any_spared = False
+    for axes, (name, steps), color in zip(panels, counts.items(), colors, strict=False):
         ends = steps[0] + np.arange(len(steps))
+        spared = ends - np.array(steps)
         edges = np.arange(len(steps) + 1) + 0.5
-        axes.stairs(ends - np.array(steps), edges, fill=True, color=PALE)
-        axes.stairs(ends, edges, baseline=ends - np.array(steps), fill=True, color=color)
+        axes.stairs(spared, edges, fill=True, color=PALE)
+        axes.stairs(ends, edges, baseline=spared, fill=True, color=color)
+        entries.append((f"computed, {name}", swatch(color)))
+        any_spared |= bool(spared.any())
         axes.set_title(f"{name}: {units.count(sum(steps), 'token')}")
         axes.set_xlim(edges[0], edges[-1])
         axes.set_ylim(bottom=0)
@@ -50,11 +56,7 @@ def cost_triangles(counts: Mapping[str, Sequence[int]], *, title: str | None = N
         few_ticks(axes.xaxis, most=5)
         few_ticks(axes.yaxis)
     panels[0].set_ylabel("position in the sequence")
-    colors = (PALETTE[5], *PALETTE)
-    entries: list[tuple[str, Artist]] = [
-        (f"computed, {name}", swatch(color)) for name, color in zip(counts, colors, strict=False)
-    ]
-    legend(figure, size, [*entries, ("not computed: read from the cache", swatch(PALE))])
+    legend(figure, size, [*entries, *([("not computed again", swatch(PALE))] if any_spared else [])])
     return figure
 
 
@@ -145,7 +147,7 @@ def roofline(
             "color": PALETTE[index % 6],
             "zorder": 3,
         }
-        (dot,) = axes.plot([x], [y], markersize=9, **look)
+        (dot,) = axes.plot([x], [y], markersize=0.85 * LOOKS[size].font, **look)
         entries.append((f"{name}: {x:,.3g} FLOP/byte" + ("" if took is None else ", measured"), dot))
     axes.set_xscale("log")
     axes.set_yscale("log")
@@ -163,7 +165,7 @@ def roofline(
 def _bounds(intensity: Mapping[str, float], ridge: float) -> str:
     memory = [f"{name} ({x:,.3g})" for name, x in intensity.items() if x < ridge]
     arithmetic = [f"{name} ({x:,.3g})" for name, x in intensity.items() if x >= ridge]
-    parts = [f"memory bounds {', '.join(memory)}"] if memory else []
-    parts += [f"arithmetic bounds {', '.join(arithmetic)}"] if arithmetic else []
+    parts = [f"memory bounds {' and '.join(memory)}"] if memory else []
+    parts += [f"arithmetic bounds {' and '.join(arithmetic)}"] if arithmetic else []
     text = "; ".join(parts) + f": the ridge is at {ridge:,.3g} FLOP/byte"
     return text[:1].upper() + text[1:]

@@ -107,7 +107,7 @@ def memory_budget(
         raise ValueError(f"parts of memory must be at least 0 bytes and not none at all: {negative or dict(parts)}")
     total = sum(parts.values())
     name, value = max(parts.items(), key=lambda item: item[1])
-    finding = f"{name} takes {units.size(value)} of {units.size(total)}"
+    finding = f"{name}: {units.size(value)} of {units.size(total)}"
     if pages is not None:
         finding = f"{units.size(parts[pages[0]])} of {units.size(total)} are left for {units.count(pages[1], 'page')}"
     figure, (axes,) = new_figure(size, title or finding, tall=0.5)

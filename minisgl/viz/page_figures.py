@@ -33,17 +33,21 @@ from minisgl.viz.style import (
 )
 
 CACHED = "#A9A9A9"
+FEW = 32  # pages: of so many, or of twice as many as were used, all are shown
 
 
 @styled
 def page_map(snapshots: Sequence[PageSnapshot], *, title: str | None = None, size: Size = "notebook") -> Figure:
-    """Each page a line, each snapshot a column; a page in several rows is hatched, in the colour of the first."""
+    """Each page a line, each snapshot a column; a page in several rows is hatched, in the colour of the first. Where
+    more than half of the pages lie above all that were ever used, they are left out, and the axis says so."""
     if not snapshots:
         raise ValueError("there is no snapshot to draw: take one after each step")
     edges, xlabel = _edges(snapshots)
     num_pages = snapshots[-1].num_pages
-    colors = np.ones((num_pages, len(snapshots), 3))
-    shared = np.zeros((num_pages, len(snapshots)), dtype=bool)
+    used = 1 + max((page for snapshot in snapshots for page in (*snapshot.owners(), *snapshot.cached)), default=0)
+    lines = num_pages if num_pages <= 2 * max(used, FEW) else used
+    colors = np.ones((lines, len(snapshots), 3))
+    shared = np.zeros((lines, len(snapshots)), dtype=bool)
     for column, snapshot in enumerate(snapshots):
         for page in snapshot.cached:
             colors[page, column] = to_rgb(CACHED)
@@ -51,15 +55,15 @@ def page_map(snapshots: Sequence[PageSnapshot], *, title: str | None = None, siz
             colors[page, column] = to_rgb(request_color(uids[0]))
             shared[page, column] = len(uids) > 1
     figure, (axes,) = new_figure(size, title or _map_finding(snapshots))
-    borders = np.arange(num_pages + 1) - 0.5
+    borders = np.arange(lines + 1) - 0.5
     axes.pcolormesh(edges, borders, colors)
     for page, several in enumerate(shared):
         runs = [(edges[i], edges[i + 1] - edges[i]) for i in np.flatnonzero(several)]
         axes.broken_barh(runs, (page - 0.5, 1), facecolor="none", hatch=HATCH, edgecolor="white", linewidth=0)
-    axes.set_ylim(num_pages - 0.5, -0.5)
+    axes.set_ylim(lines - 0.5, -0.5)
     axes.set_xlim(edges[0], edges[-1])
     axes.set_xlabel(xlabel)
-    axes.set_ylabel("page")
+    axes.set_ylabel("page" if lines == num_pages else f"page ({lines:,} to {num_pages - 1:,} stay free)")
     few_ticks(axes.xaxis, whole=snapshots[0].time is None)
     few_ticks(axes.yaxis)
     legend(figure, size, _entries(snapshots))
@@ -120,7 +124,7 @@ def _map_finding(snapshots: Sequence[PageSnapshot]) -> str:
     shared = max(snapshot.num_shared for snapshot in snapshots)
     requests = len({uid for snapshot in snapshots for uid in snapshot.rows})
     pages = units.count(snapshots[-1].num_pages, "page")
-    text = f"{units.count(requests, 'request')} in {pages}: never fewer than {least} free"
+    text = f"{units.count(requests, 'request')} in {pages}: never fewer than {least:,} free"
     return text + (f", up to {shared} shared" if shared else "")
 
 

@@ -68,13 +68,14 @@ def snapshot_scheduler(scheduler: Scheduler, time: float | None = None) -> PageS
 
 
 def page_snapshots(events: Sequence[Event], num_pages: int | None = None) -> list[PageSnapshot]:
-    """One for each moment at which something changed. num_pages: None takes the highest page seen as the last.
-    Raises ValueError when the trace does not tell of pages."""
+    """One for each moment at which something changed. num_pages: None takes what the trace's counter "pages" adds up
+    to, or, without one, the highest page seen as the last. Raises ValueError when the trace does not tell of pages."""
     changes = of_one_rank(events, lambda event: event.name in _NAMES)
     if not any(event.name == "row_pages" for event in changes):
         raise ValueError('the trace does not tell which pages a request holds: it needs "row_pages" events')
     if num_pages is None:
-        num_pages = 1 + max(page for event in changes for page in event.args.get("pages", [0]))
+        counted = max((sum(event.args.values()) for event in events if _counts_pages(event)), default=0)
+        num_pages = max(counted, 1 + max(page for event in changes for page in event.args.get("pages", [0])))
     rows: dict[int, list[int]] = {}
     used: set[int] = set()
     snapshots: list[PageSnapshot] = []
@@ -94,3 +95,7 @@ def page_snapshots(events: Sequence[Event], num_pages: int | None = None) -> lis
         )
         snapshots.append(now)
     return snapshots
+
+
+def _counts_pages(event: Event) -> bool:
+    return event.phase == "C" and event.name == "pages"

@@ -41,12 +41,13 @@ class _Look(NamedTuple):
     width: float  # inches
     height: float
     font: float  # points
+    dpi: int = 100
 
 
 LOOKS: dict[Size, _Look] = {
     "small": _Look(5.6, 3.7, 7.5),
     "notebook": _Look(9.5, 4.8, 10.5),
-    "projector": _Look(13.33, 7.5, 16.0),
+    "projector": _Look(13.3334, 7.5, 16.0, dpi=144),  # 1920 by 1080
 }
 
 
@@ -96,8 +97,8 @@ def _settings(look: _Look) -> Any:
         "figure.facecolor": "white",
         "savefig.facecolor": "white",
         "legend.frameon": False,
-        "figure.dpi": 100,
-        "savefig.dpi": 100,
+        "figure.dpi": look.dpi,
+        "savefig.dpi": "figure",
         **sizes,
         **lines,
         **flags,

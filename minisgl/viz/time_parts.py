@@ -33,6 +33,7 @@ def time_parts(bars: Mapping[str, Mapping[str, float]], *, title: str | None = N
             axes.barh(row, seconds / unit.scale, 0.6, left=left, **looks[part])
             left += seconds / unit.scale
     axes.set_yticks(range(len(bars)), list(bars))
+    axes.set_xlim(0, 1.04 * max(sum(bar.values()) for bar in bars.values()) / unit.scale)
     axes.set_ylim(len(bars) - 0.5, -0.5)
     axes.set_xlabel(f"time ({unit.name})")
     axes.grid(axis="x")

@@ -146,6 +146,7 @@ FIGURES: dict[str, Draw] = {
     "page usage": lambda size: viz.page_usage(server_trace(), size=size),
     "page map": lambda size: viz.page_map(page_run(), size=size),
     "page map of a trace": lambda size: viz.page_map(viz.page_snapshots(server_trace(9)), size=size),
+    "page map of a large pool": lambda size: viz.page_map(viz.page_snapshots(server_trace(9), 7000), size=size),
     "page grid": lambda size: viz.page_grid(page_run()[1], size=size),
     "page grid of 200": lambda size: viz.page_grid(viz.PageSnapshot(200, {0: list(range(90))}), size=size),
     "page table": lambda size: viz.page_table(pool_with_rows()[0], pool_with_rows()[2], 24, size=size),

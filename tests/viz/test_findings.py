@@ -38,6 +38,16 @@ def test_triangles_are_those_of_the_claim() -> None:
     assert title == "Stage 2 computes 127 tokens where Stage 1 computes 6,112"
 
 
+@pytest.mark.parametrize(("names", "spared"), [(["Stage 1"], False), (["Stage 1", "Stage 2"], True)])
+def test_a_legend_names_only_what_is_drawn(names: list[str], spared: bool) -> None:
+    figure = viz.cost_triangles({name: viz.step_tokens(alone_trace(name == "Stage 1"), 0) for name in names})
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == [
+        *[f"computed, {name}" for name in names],
+        *["not computed again"] * spared,
+    ]
+
+
 def test_steps() -> None:
     steps = viz.steps(server_trace(requests=3, steps=6))
     assert [(step.decode, step.extend) for step in steps] == [(0, 30)] + [(3, 0)] * 5
@@ -96,6 +106,22 @@ def test_pages_of_a_trace() -> None:
     assert snapshots[3].rows == {1: [0, 3], 2: [4, 5]}
     assert snapshots[3].cached == {1}
     assert (snapshots[4].cached, snapshots[4].num_free) == (frozenset(), 4)
+
+
+def test_a_map_counts_all_pages() -> None:
+    """The trace's counter says 50, of which 18 are ever used; in a large pool only those are drawn."""
+    figure = viz.page_map(viz.page_snapshots(server_trace(requests=9)))
+    assert figure.get_suptitle() == "9 requests in 50 pages: never fewer than 33 free, up to 1 shared"
+    assert figure.axes[0].get_ylim() == (49.5, -0.5)
+    figure = viz.page_map(viz.page_snapshots(server_trace(requests=9), num_pages=7000))
+    assert figure.get_suptitle().startswith("9 requests in 7,000 pages: never fewer than 6,983 free")
+    assert (figure.axes[0].get_ylim(), figure.axes[0].get_ylabel()) == ((17.5, -0.5), "page (18 to 6,999 stay free)")
+
+
+def test_a_slide_fills_a_projector(tmp_path: Path) -> None:
+    viz.batch_composition(server_trace(), size="projector").savefig(tmp_path / "slide.png")
+    header = (tmp_path / "slide.png").read_bytes()[16:24]
+    assert (int.from_bytes(header[:4], "big"), int.from_bytes(header[4:], "big")) == (1920, 1080)
 
 
 def test_pages_of_a_live_pool() -> None:
@@ -174,7 +200,9 @@ def test_titles_state_the_finding() -> None:
     assert growth == "smollm2 keeps 45 KiB for each token: 8,192 tokens take 360 MiB"
     assert viz.gantt(server_trace()).get_suptitle() == "3 requests, at most 3 at a time: request 0 waits 1 ms"
     bounds = viz.roofline(POINTS, H200).get_suptitle().replace("\n", " ")
-    assert bounds.startswith("Memory bounds decode, 1 request (0.964), decode, 64 requests (40.5); arithmetic bounds")
+    assert bounds.startswith(
+        "Memory bounds decode, 1 request (0.964) and decode, 64 requests (40.5); arithmetic bounds"
+    )
     assert viz.shards(MODEL, 2).get_suptitle() == "9 q heads on 2 ranks are 6 + 3, and 3 KV heads 2 + 1"
     assert "2 ranks hold each of the 4 KV heads" in viz.shards(WIDE, 8).get_suptitle().replace("\n", " ")
     taxes = viz.launch_tax({"eager": (0.2, 0.8)}).get_suptitle()
