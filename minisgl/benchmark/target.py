@@ -39,7 +39,7 @@ class Target:
 
     @cached_property
     def folder(self) -> Path:
-        return resolve_model(self.config.model)
+        return resolve_model(self.config.model, self.config.model_source)
 
     @cached_property
     def model_config(self) -> ModelConfig:

@@ -21,7 +21,8 @@ def option(default: Any, help: str, choices: tuple[str, ...] | None = None, meta
 
 @dataclass(frozen=True)
 class Config:
-    model: str = option("smollm2-135m", "local folder, Hugging Face id, or the built-in smollm2-135m")
+    model: str = option("smollm2-135m", "local folder, hub id such as Qwen/Qwen3-0.6B, or the built-in smollm2-135m")
+    model_source: str = option("hf", "the hub that ids are fetched from", ("hf", "modelscope"))
     dtype: str = option(
         "auto", "auto is bfloat16 where the hardware has it", ("auto", "float32", "bfloat16", "float16")
     )

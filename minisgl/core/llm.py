@@ -41,7 +41,7 @@ class BaseLLM(ABC):
 
     def __init__(self, model: str = "smollm2-135m", **options: Any) -> None:
         self.config = make_config(self.config_class, {"model": model, **options})
-        self.folder = resolve_model(model)
+        self.folder = resolve_model(model, self.config.model_source)
         self.model_config = ModelConfig.from_folder(self.folder)
         self.max_seq_len = check_max_seq_len(self.config, self.model_config)
         self.tokenizer = Tokenizer.from_folder(self.folder)

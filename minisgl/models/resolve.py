@@ -8,15 +8,17 @@ from minisgl.models.builtin import BUILTIN, ModelNotFound, builtin_folder
 
 __all__ = ["ModelNotFound", "resolve_model"]
 
+Download = Callable[[str], str]  # a hub id to the folder it was fetched into
+
 _FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
-def resolve_model(name: str, download: Callable[[str], str] | None = None) -> Path:
+def resolve_model(name: str, source: str = "hf", download: Download | None = None) -> Path:
     """The Hugging Face folder of a model: the built-in name, a local folder, or a hub id (fetched into its own cache).
 
-    A folder wins over a hub id of the same spelling. Raises ModelNotFound, in one line, with what was given and what
-    is allowed.
+    source: the hub, "hf" or "modelscope". A folder wins over a hub id of the same spelling. Raises ModelNotFound, in
+    one line, with what was given and what is allowed.
     """
     if name == BUILTIN:
         return builtin_folder()
@@ -24,7 +26,7 @@ def resolve_model(name: str, download: Callable[[str], str] | None = None) -> Pa
     if name and local.is_dir():  # an empty name would be the current folder
         folder = local
     elif _HUB_ID.fullmatch(name):
-        folder = Path(_download(name, download or _snapshot))
+        folder = Path(_download(name, source, download or _HUBS[source]))
     else:
         allowed = f"{BUILTIN}, a folder with a config.json, or a hub id like org/name"
         raise ModelNotFound(f"no model {name!r}: no such folder here; allowed are {allowed}")
@@ -33,16 +35,29 @@ def resolve_model(name: str, download: Callable[[str], str] | None = None) -> Pa
     return folder.resolve()
 
 
-def _download(name: str, download: Callable[[str], str]) -> str:
+def _download(name: str, source: str, download: Download) -> str:
     try:
         return download(name)
-    except (OSError, ValueError) as error:  # every error of the hub's client is one of these
+    except ImportError:
+        install = f"--model-source {source} needs the package {source}: pip install {source}"
+        raise ModelNotFound(f"no model {name!r}: no such folder here, and {install}, or name a local folder") from None
+    except Exception as error:  # the hubs' clients have errors of many kinds
         why = f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
-        remedy = "check the name, the network and `hf auth login`, or name a local folder"
-        raise ModelNotFound(f"no model {name!r}: no such folder here, and the hub fails ({why}): {remedy}") from error
+        login = " and `hf auth login`" if source == "hf" else ""
+        remedy = f"check the name, the network{login}, or name a local folder"
+        raise ModelNotFound(f"no model {name!r}: no such folder here, and {source} fails ({why}): {remedy}") from error
 
 
-def _snapshot(name: str) -> str:
+def _from_hf(name: str) -> str:
     from huggingface_hub import snapshot_download  # a local model should not pay for the hub's client
 
     return snapshot_download(name, allow_patterns=_FILES)
+
+
+def _from_modelscope(name: str) -> str:
+    from modelscope import snapshot_download  # no dependency: few need it
+
+    return snapshot_download(name, allow_patterns=_FILES)
+
+
+_HUBS: dict[str, Download] = {"hf": _from_hf, "modelscope": _from_modelscope}

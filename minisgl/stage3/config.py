@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from minisgl.core.config import Config, option
 
+ATTENTION_KERNELS = ("triton", "fi")  # attention/choose.py has them; it is not asked, since it loads torch
+
 
 @dataclass(frozen=True)
 class EngineConfig(Config):
@@ -23,5 +25,9 @@ class EngineConfig(Config):
         self.at_least("page_size", 1)
         self.at_least("num_pages", 1)
         self.at_least("max_running_requests", 1)
+        parts = self.attn.split(",")
+        if self.attn not in ("auto", "torch") and (len(parts) > 2 or not set(parts) <= set(ATTENTION_KERNELS)):
+            names = f"auto, torch, {', '.join(ATTENTION_KERNELS)}, or two of the last as PREFILL,DECODE"
+            raise ValueError(f"--attn must be {names}, not {self.attn!r:.80}")
         if not 0 < self.memory_ratio <= 1:
             raise ValueError(f"--memory-ratio must be above 0 and at most 1, not {self.memory_ratio!r:.80}")

@@ -79,7 +79,7 @@ def serve(config: ServerConfig, listener: socket.socket) -> int:
     logging.basicConfig(level=config.log_level.upper(), format=form, datefmt="%H:%M:%S", stream=sys.stderr)
     try:
         with contextlib.closing(Tracer(config.trace)) as tracer:
-            folder = resolve_model(config.model)
+            folder = resolve_model(config.model, config.model_source)
             check_max_seq_len(config, ModelConfig.from_folder(folder))
             signals = Signals()  # from here on there is something to clean up
             return asyncio.run(Server(config, folder, listener, tracer, signals).run())
