@@ -3,6 +3,7 @@
     python3 dev/setup.py serve [server flags]     the server, in the foreground
     python3 dev/setup.py test [pytest arguments]  ruff, mypy and the tests: what CI runs
     python3 dev/setup.py notebooks                JupyterLab
+    python3 dev/setup.py site                     the course as a website, in build/site
 
 Needs only Python 3.10 to 3.13. The first run installs (a minute or two); later ones see that nothing changed and start
 at once. An install that was interrupted is begun again.
@@ -30,7 +31,12 @@ PYTHON = str(VENV / "bin" / "python")
 
 TORCH = "torch==2.13.0"
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
-EXTRAS = {"serve": set(), "test": {"dev", "notebooks"}, "notebooks": {"notebooks"}}
+EXTRAS = {"serve": set(), "test": {"dev", "notebooks", "site"}, "notebooks": {"notebooks"}, "site": {"site"}}
+MODULES = {
+    "serve": ["minisgl.stage8"],
+    "notebooks": ["jupyterlab"],
+    "site": ["sphinx", "-q", "-W", "-c", "dev/site", ".", "build/site"],
+}
 STEPS = {
     "ruff check": ["ruff", "check"],
     "ruff format": ["ruff", "format", "--check"],
@@ -69,9 +75,9 @@ def main() -> None:
     install(EXTRAS[command] | ({"cuda"} if gpu else set()), torch_attempts(platform.system(), gpu))
     if command == "test":
         sys.exit(run_checks(rest))
-    module = "minisgl.stage8" if command == "serve" else "jupyterlab"
-    say(f"starting {module}")
-    os.execv(PYTHON, [PYTHON, "-m", module, *rest])  # signals and the exit status are then its own
+    module = MODULES[command]
+    say(f"starting {module[0]}")
+    os.execv(PYTHON, [PYTHON, "-m", *module, *rest])  # signals and the exit status are then its own
 
 
 def has_gpu() -> bool:
