@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 
+from minisgl.core.outputs import TokenLogprob
 from minisgl.core.sampling_params import SamplingParams
 from minisgl.stage8.messages import (
     TO_API,
@@ -17,6 +18,7 @@ from minisgl.stage8.messages import (
     TO_TOKENIZER,
     Abort,
     Answered,
+    Begin,
     Decode,
     Encode,
     Flush,
@@ -29,7 +31,10 @@ from minisgl.stage8.messages import (
     Replies,
     Reply,
     Step,
+    StopMatched,
+    TextLogprob,
     Tokenize,
+    TokenText,
     encode,
 )
 
@@ -40,6 +45,8 @@ KINDS: dict[str, Any] = {
     "api": TO_API,
 }
 PARAMS = SamplingParams(temperature=0.5, top_k=3, seed=7, max_tokens=2)
+FULL = SamplingParams(logit_bias={5: 1.5}, stop_token_ids=(1, 2), logprobs=3, prompt_logprobs=True, min_tokens=1)
+TOKEN = TokenText(5, "\ufffd", b"\xff")
 MESSAGES: list[tuple[str, Message]] = [
     ("tokenizer", Tokenize(1, PARAMS, text="héllo 世界")),
     ("tokenizer", Tokenize(2, PARAMS, token_ids=[0, 2**31 - 1])),
@@ -49,6 +56,12 @@ MESSAGES: list[tuple[str, Message]] = [
     ("tokenizer", Flush(6)),
     ("tokenizer", Abort(2**63 - 1)),
     ("scheduler", Generate.of(4, [0, 1, 2**31 - 1], PARAMS)),
+    ("tokenizer", Tokenize(6, FULL, "a", stop=["\n", "🙂"], echo="alone", template_kwargs={"a": True, "b": None})),
+    ("scheduler", Generate.of(6, [7], FULL, ["x"], "before", "given")),
+    ("scheduler", StopMatched(6)),
+    ("detokenizer", Begin(6, ["x"], 2, "before", b"\1\0\0\0", "given")),
+    ("detokenizer", Step([1], [5], [None], [0], [1], {0: TokenLogprob(-1.5, [(5, -0.5)])}, {0: [None]})),
+    ("api", Replies([Reply(1, "a", [5], None, 3, 0, logprobs=[TextLogprob(TOKEN, None, [(TOKEN, -1.0)], 4)])])),
     ("scheduler", Abort(4)),
     ("scheduler", Flush(6)),
     ("scheduler", Answered(6, "héllo", [104, 233])),

@@ -18,7 +18,18 @@ from minisgl.stage5.scheduler import Scheduler
 from minisgl.stage7.graph_runner import GraphEngine
 from minisgl.stage7.streams import engine_stream
 from minisgl.stage8.llm import overlap_loop, plain_loop
-from minisgl.stage8.messages import Abort, Answered, Flush, Generate, Heartbeat, Message, Rejected, Step
+from minisgl.stage8.messages import (
+    Abort,
+    Answered,
+    Begin,
+    Flush,
+    Generate,
+    Heartbeat,
+    Message,
+    Rejected,
+    Step,
+    StopMatched,
+)
 from minisgl.stage8.scheduler_io import Desk
 from minisgl.stage8.server_config import ServerConfig
 
@@ -135,3 +146,15 @@ def test_the_cache_is_emptied_only_when_nothing_runs(scheduler: Scheduler, overl
             assert isinstance(before, Heartbeat), "who has the answer sees what it says"
             assert before.stats["pages_cached"] == 0
             assert before.stats["pages_free"] == before.stats["pages_total"]
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_matched_stop_string_ends_the_work(scheduler: Scheduler, overlap: bool) -> None:
+    """As an abort does, and what the text needs is told before its first token."""
+    generate = Generate.of(1, [5, 6, 7], LONG, ["x"], "before", "abc")
+    sent = run(scheduler, overlap, [[generate], [], [], [StopMatched(1), StopMatched(9)], [StopMatched(1)]])
+    [(ids, reasons)] = answers(sent).values()
+    assert reasons == ["abort"]
+    assert 0 < len(ids) <= 4
+    begin = Begin(1, ["x"], 0, "before", generate.prompt, "abc")
+    assert next(m for m in sent if isinstance(m, Begin | Step)) == begin
