@@ -24,6 +24,8 @@ class PageTable:
         width = -(-max_seq_len // page_size) * page_size
         self.host = torch.full((num_rows + 1, width), dummy_slot, dtype=torch.int32)
         self.device = self.host.to(device)  # the same tensor when the device is the CPU
+        self._host_numpy = self.host.numpy()  # the same memory: a few entries are written three times as fast
+        self._offsets = torch.arange(page_size)
 
     def pages_needed(self, req: Req) -> int:
         """Pages the next forward of this request needs and its row does not have yet."""
@@ -72,10 +74,10 @@ class PageTable:
 
     def _slots(self, firsts: Tensor, scale: int) -> Tensor:
         """[n] -> [n, page_size]: firsts * scale, and the page_size - 1 numbers after each."""
-        return firsts[:, None] * scale + torch.arange(self.page_size)
+        return firsts[:, None] * scale + self._offsets
 
     def _write(self, rows: Tensor, columns: Tensor, slots: Tensor) -> None:
-        self.host[rows, columns] = slots.int()
+        self._host_numpy[rows.numpy(), columns.numpy()] = slots.numpy()
         if self.device is not self.host:
             rows, columns, slots = to_device(torch.stack((rows.expand_as(slots), columns, slots)), self.device.device)
             self.device[rows, columns] = slots.int()

@@ -40,7 +40,7 @@ class CacheManager:
         self.queried_tokens = 0  # of all requests when they were given a row; one that comes back counts again
         self.hit_tokens = 0  # those of them that were found in the cache
         self.evicted_tokens = 0
-        self._row_end: dict[int, int] = {}  # uid -> tokens its row has pages for, once it was given any
+        self._row_end: dict[int, int] = {}  # uid -> tokens its row has room for, once it was given pages
         self._freed: list[Tensor] | None = None  # pages that wait for the end of `freeing`
 
     @property
@@ -67,19 +67,19 @@ class CacheManager:
     def allocate(self, reqs: Sequence[Req]) -> None:
         """Pages for the next forward of all these requests, written to the page table. Evicts what is missing.
         Raises RuntimeError, and changes nothing, when `available_size` is less than they need."""
-        growing = {req: pages for req in reqs if (pages := self.table.pages_needed(req))}
-        if growing:
-            wanted = sum(growing.values())
-            self._evict(wanted - self.allocator.num_free)
-            self.table.assign(list(growing), self.allocator.allocate(wanted))
-        for req in reqs:
-            if req.uid not in self._row_end:
+        growing = [req for req in reqs if self.table.pages_needed(req)]
+        if not growing:
+            return
+        wanted = sum(map(self.table.pages_needed, growing))
+        self._evict(wanted - self.allocator.num_free)
+        self.table.assign(growing, self.allocator.allocate(wanted))
+        for req in growing:
+            before = self._row_end.get(req.uid)
+            if before is None:  # a row that is new has no page for the token to compute
                 self.queried_tokens += len(req.input_ids)
                 self.hit_tokens += req.cached_len
-            if req in growing:
-                before = self._row_end.get(req.uid, 0) // self.page_size * self.page_size
-                self.table.trace_row(self.tracer, req, before, req.device_len)
-            self._row_end[req.uid] = req.device_len
+            self.table.trace_row(self.tracer, req, before or 0, req.device_len)
+            self._row_end[req.uid] = -(-req.device_len // self.page_size) * self.page_size
         self._trace_pages()
 
     def cache_req(self, req: Req, finished: bool) -> None:

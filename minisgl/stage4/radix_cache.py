@@ -34,7 +34,7 @@ class RadixNode:
 
     @property
     def length(self) -> int:
-        return len(self.tokens)
+        return self.tokens.size(0)
 
     @property
     def is_evictable(self) -> bool:

@@ -134,9 +134,8 @@ class CostModel:
 
     def device_seconds(self, shape: StepShape) -> float:
         device = self.device
-        arithmetic = sum(
-            max(work.flops / device.flops, work.bytes / device.bandwidth) for work in self.parts(shape).values()
-        )
+        parts = self.parts(shape).values()
+        arithmetic = sum([max(work.flops / device.flops, work.bytes / device.bandwidth) for work in parts])
         busy = self.model.num_layers * device.layer_s + arithmetic
         return max(busy, self.model.num_layers * device.eager_layer_s) if shape.extends else busy
 

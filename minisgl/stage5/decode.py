@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
+
 from minisgl.core.req import Req
 from minisgl.stage5.admission import FullReservation, new_pages
 
@@ -19,7 +21,7 @@ class DecodeManager:
 
     def runnable(self) -> list[Req]:
         """Everyone with a token left to compute, by uid: an order that is the same on every rank."""
-        return sorted((req for req in self.running.values() if not req.is_leaving), key=lambda req: req.uid)
+        return sorted([req for req in self.running.values() if not req.is_leaving], key=attrgetter("uid"))
 
     def schedule(self, pages: int) -> list[Req]:
         """Everyone who can run in this step. When there are fewer pages than are wanted, the first to come get them:

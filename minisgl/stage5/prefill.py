@@ -27,6 +27,11 @@ class PrefillManager:
         head = next(iter(self.pending.values()), None)
         return head.chunk if head else None
 
+    @property
+    def has_turn(self) -> bool:
+        """Somebody waits who has a row, or could be given one."""
+        return bool(self.pending) and (self.tables.num_free > 0 or self.half_done is not None)
+
     def add(self, pending: PendingReq) -> None:
         pending.number = self._arrived
         self._arrived += 1
@@ -47,8 +52,6 @@ class PrefillManager:
     def schedule(self, token_budget: int, promised_pages: int) -> list[Req]:
         """Requests, in the policy's order, whose next tokens fit the budget. A prompt that does not fit whole gives a
         chunk, which uses the budget up; it is the first of the next step. promised_pages: to those that run."""
-        if token_budget <= 0 or not self.pending:
-            return []
         adder = PrefillAdder(self.cache, self.tables, self.admission, token_budget, promised_pages)
         reqs: list[Req] = []
         for pending in self.policy.order(self.pending.values(), self._arrived - len(self.pending)):
