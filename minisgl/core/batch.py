@@ -11,6 +11,7 @@ from minisgl.core.req import Req
 
 if TYPE_CHECKING:
     from minisgl.sampling.args import BatchSamplingArgs
+    from minisgl.sampling.logprobs import LogprobsOnHost
 
 
 @dataclass(eq=False)
@@ -73,3 +74,4 @@ class ForwardOutput(NamedTuple):
     next_tokens: Tensor  # int32 [reqs], on the device
     next_tokens_host: Tensor  # int32 [reqs], valid after copy_done
     copy_done: DeviceEvent  # covers the copy to the host and nothing else
+    logprobs: LogprobsOnHost | None = None  # part of the same copy; None: no row asks

@@ -38,6 +38,7 @@ class BaseLLM(ABC):
     """`with LLM("smollm2-135m") as llm: llm.generate("Hello")`. One `generate` or `stream` at a time."""
 
     config_class: ClassVar[type[Config]] = Config
+    gives_logprobs: ClassVar[bool] = False
 
     def __init__(self, model: str = "smollm2-135m", **options: Any) -> None:
         self.config = make_config(self.config_class, {"model": model, **options})
@@ -76,14 +77,11 @@ class BaseLLM(ABC):
     ) -> list[Completion]:
         """Completions in the order of the prompts. Raises ValueError before anything runs if one is invalid."""
         requests = self._requests(prompts, sampling_params)
-        token_ids: list[list[int]] = [[] for _ in requests]
-        last: list[TokenOutput | None] = [None for _ in requests]
+        made: list[list[TokenOutput]] = [[] for _ in requests]
         with closing(self._exclusive(requests)) as outputs:
             for output in outputs:
-                index = output.uid - requests[0].uid
-                token_ids[index] += [] if output.token_id is None else [output.token_id]
-                last[index] = output
-        return [self._completion(*parts) for parts in zip(requests, token_ids, last, strict=True)]
+                made[output.uid - requests[0].uid].append(output)
+        return [self._completion(*pair) for pair in zip(requests, made, strict=True)]
 
     def stream(
         self, prompts: Prompts, sampling_params: SamplingParams | Sequence[SamplingParams] | None = None
@@ -138,13 +136,22 @@ class BaseLLM(ABC):
             self._open.close()
             self._open = None
 
-    def _completion(self, request: Request, token_ids: list[int], last: TokenOutput | None) -> Completion:
-        if last is None or last.finish_reason is None:
+    def _completion(self, request: Request, outputs: list[TokenOutput]) -> Completion:
+        if not outputs or outputs[-1].finish_reason is None:
             raise RuntimeError(f"request {request.uid} ended without its last token: this is a bug in the stage")
-        shown = token_ids[:-1] if last.finish_reason == "stop" else token_ids
-        reason: FinishReason = last.finish_reason
-        text = self.tokenizer.decode(shown)
-        return Completion(text, token_ids, reason, len(request.prompt_ids), last.cached_tokens)
+        reason: FinishReason = outputs[-1].finish_reason
+        token_ids = [output.token_id for output in outputs if output.token_id is not None]
+        text = self.tokenizer.decode(token_ids[:-1] if reason == "stop" else token_ids)
+        logprobs = [output.logprob for output in outputs if output.logprob is not None]
+        return Completion(
+            text,
+            token_ids,
+            reason,
+            len(request.prompt_ids),
+            outputs[-1].cached_tokens,
+            logprobs if request.sampling_params.logprobs is not None else None,
+            outputs[0].prompt_logprobs,
+        )
 
     def _requests(
         self, prompts: Prompts, sampling_params: SamplingParams | Sequence[SamplingParams] | None
@@ -161,6 +168,8 @@ class BaseLLM(ABC):
         return [Request(first + i, ids, self._with_seed(param)) for i, (ids, param) in enumerate(checked)]
 
     def _check(self, prompt: str | Sequence[int], params: SamplingParams) -> tuple[list[int], SamplingParams]:
+        if params.logprobs is not None and not self.gives_logprobs:
+            raise ValueError("logprobs are given by stages 5, 6 and 7, not by this one: leave them out")
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
         check_prompt(ids, params, self.model_config.vocab_size, self.max_seq_len)
         return ids, params

@@ -23,9 +23,8 @@ class TokenOutput(NamedTuple):
     finish_reason: FinishReason | None  # None: more will come
     cached_tokens: int  # prompt tokens that were found in the prefix cache
     logprob: TokenLogprob | None = None  # of token_id, if the request asks for it
-    prompt_logprobs: list[TokenLogprob | None] | None = (
-        None  # with the first token: of each prompt token; the first has none
-    )
+    # With the first token: of each prompt token. The first of them has none.
+    prompt_logprobs: list[TokenLogprob | None] | None = None
 
 
 @dataclass(frozen=True)
@@ -45,3 +44,5 @@ class Completion:
     finish_reason: FinishReason
     prompt_tokens: int
     cached_tokens: int
+    logprobs: list[TokenLogprob] | None = None  # of token_ids, if they were asked for
+    prompt_logprobs: list[TokenLogprob | None] | None = None  # of the prompt's; the first has none

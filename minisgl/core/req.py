@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from minisgl.core.outputs import FinishReason
+from minisgl.core.outputs import FinishReason, TokenLogprob
 from minisgl.core.sampling_params import SamplingParams
 
 
@@ -46,6 +46,10 @@ class Req:
         self.cached_tokens = cached_len  # of the prompt, when the request was first admitted: what usage reports
         self.finish_reason: FinishReason | None = None
         self.retracted = False  # it runs no more: back to the queue as soon as nothing of it is in flight
+        # What is known so far of those the prompt's tokens have. None: not wanted, or reported with the first token.
+        self.prompt_logprobs: list[TokenLogprob | None] | None = None
+        if sampling_params.prompt_logprobs and len(input_ids) == self.prompt_len:
+            self.prompt_logprobs = [None]
         self.in_flight = 0  # batches launched and not yet committed: rows and pages are freed only at 0
         self._ids = torch.empty(self.max_device_len, dtype=torch.int32)
         self._ids[: self.device_len] = input_ids

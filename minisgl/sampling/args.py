@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from minisgl.sampling.logprobs import LogprobArgs
 from minisgl.sampling.penalties import LogitAdjustments
 
 
@@ -23,3 +24,4 @@ class BatchSamplingArgs:
     max_top_k: int = 0  # known to the host: the largest top_k below vocab_size; 0 if there is none
     open_nucleus: bool = False  # known to the host: top_p without top_k in some row, so its whole vocabulary competes
     adjust: LogitAdjustments | None = None  # of any rows, greedy ones too; what comes first
+    logprobs: LogprobArgs | None = None  # to be reported with the tokens: of the logits before all this

@@ -14,6 +14,7 @@ from minisgl.kernel.device import device_tensor
 from minisgl.kernel.triton_runs import triton_runs
 from minisgl.sampling.args import BatchSamplingArgs
 from minisgl.sampling.filters import TokenFilters
+from minisgl.sampling.logprobs import logprob_args
 from minisgl.sampling.noise import gumbel_noise
 from minisgl.sampling.penalties import adjustments
 
@@ -40,7 +41,8 @@ class Sampler:
         args = self._draws(reqs)
         if all(req.is_plain for req in reqs):
             return args
-        return replace(args, adjust=adjustments(reqs, eos_ids, token_pool, self.device))
+        adjust = adjustments(reqs, eos_ids, token_pool, self.device)
+        return replace(args, adjust=adjust, logprobs=logprob_args(reqs, self.vocab_size, self.device))
 
     def _draws(self, reqs: Sequence[Req]) -> BatchSamplingArgs:
         greedy = [req.sampling_params.is_greedy or isinstance(req, ChunkedReq) for req in reqs]

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -25,6 +26,7 @@ from minisgl.models.config import ModelConfig
 from minisgl.models.fuse import fuse
 from minisgl.models.load import load_model
 from minisgl.sampling.args import BatchSamplingArgs
+from minisgl.sampling.logprobs import LogprobArgs, LogprobsOnHost, PromptTokens
 from minisgl.sampling.sampler import Sampler
 from minisgl.stage3.config import EngineConfig
 from minisgl.stage3.page_pool import KVCachePool
@@ -94,10 +96,33 @@ class Engine:
     @torch.inference_mode()
     def forward_batch(self, batch: Batch, args: BatchSamplingArgs) -> ForwardOutput:
         """Launch the batch and the copy of its sampled tokens to the host; wait for neither."""
+        if args.logprobs is not None:
+            return self._forward_and_measure(batch, args, args.logprobs)
         logits = self.run_model(batch)  # [padded_reqs, vocab]
         next_tokens = self.sampler.sample(logits[: batch.size], args)  # [reqs]
         next_tokens_host, copy_done = host_copy(next_tokens)
         return ForwardOutput(next_tokens, next_tokens_host, copy_done)
+
+    def _forward_and_measure(self, batch: Batch, args: BatchSamplingArgs, wanted: LogprobArgs) -> ForwardOutput:
+        """As `forward_batch`, and what was measured travels with the tokens."""
+        if wanted.prompts is None:
+            logits, of_prompts = self.run_model(batch), []
+        else:
+            logits, measured = self._run_with_prompts(batch, wanted.prompts)
+            of_prompts = [measured]
+        next_tokens = self.sampler.sample(logits[: batch.size], args)  # [reqs]
+        parts = next_tokens, *(part.flatten() for part in (wanted.measure(logits, next_tokens), *of_prompts))
+        host, copy_done = host_copy(torch.cat(parts))
+        measured_host = host[batch.size :].view(-1, 1 + 2 * wanted.max_top)  # [sampled + prompt tokens, ...]
+        return ForwardOutput(next_tokens, host[: batch.size], copy_done, LogprobsOnHost(wanted, measured_host))
+
+    def _run_with_prompts(self, batch: Batch, prompts: PromptTokens) -> tuple[Tensor, Tensor]:
+        """Logits as those of `run_model`, and what the prompts' tokens say of the next. Layer by layer, in no graph."""
+        assert batch.logits_rows is not None  # a prompt's batch has some
+        rows = torch.cat((batch.logits_rows, prompts.indices))
+        hidden = self.model.model(replace(self.context(batch), logits_rows=rows))  # [rows, hidden]
+        last, others = hidden.split((len(batch.logits_rows), len(prompts.indices)))
+        return self.model.lm_head(last), prompts.measure(others, self.model.lm_head)
 
     def run_model(self, batch: Batch) -> Tensor:
         """Logits of each request's last token: [padded_reqs, vocab]."""

@@ -17,6 +17,7 @@ from minisgl.stage5.scheduler import Scheduler
 class LLM(BaseLLM):
     config: SchedulerConfig
     config_class = SchedulerConfig
+    gives_logprobs = True
 
     def _start(self) -> None:
         engine = Engine(self.config, self.folder, self.model_config, self.max_seq_len)

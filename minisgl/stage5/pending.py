@@ -30,6 +30,11 @@ class PendingReq:
         return self.prompt_len + self.sampling_params.max_tokens
 
     @property
+    def reports_prompt(self) -> bool:
+        """Every token of the prompt is to be computed, for its logprob. With the first token all are reported."""
+        return self.sampling_params.prompt_logprobs and len(self.input_ids) == self.prompt_len
+
+    @property
     def is_resumed(self) -> bool:
         """It was admitted before: a half-done prompt, or one that was retracted."""
         return self.chunk is not None or self.cached_tokens is not None

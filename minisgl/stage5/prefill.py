@@ -95,7 +95,8 @@ class PrefillAdder:
         """A request enters only if the pages it is promised are there, beside those that others were promised."""
         if self.tables.num_free == 0:
             return None
-        handle = self.cache.match_req(pending.input_ids)
+        wanted = pending.input_ids[:0] if pending.reports_prompt else pending.input_ids
+        handle = self.cache.match_req(wanted)  # tokens found there are not computed, and have no logits
         self.cache.lock(handle)  # before counting: what it matched can no longer be evicted for others
         needed = self.admission.pages(handle.cached_len, pending.prompt_len, len(pending.input_ids), pending.max_len)
         if needed + self.promised_pages > self.cache.available_pages:
@@ -115,6 +116,8 @@ class PrefillAdder:
         args = (pending.uid, pending.input_ids, pending.sampling_params, row, cached_len, handle, pending.prompt_len)
         req = Req(*args) if end == len(pending.input_ids) else ChunkedReq(*args, chunk_end=end)
         req.cached_tokens = cached_tokens
+        if pending.chunk:
+            req.prompt_logprobs = pending.chunk.prompt_logprobs  # one list: chunks still in flight add to it, in order
         self.token_budget -= req.extend_len
         self.promised_pages += self.admission.pages_to_come(req)
         return req

@@ -24,6 +24,7 @@ from minisgl.stage4.cache_manager import CacheManager
 from minisgl.stage5.admission import create_admission, new_pages
 from minisgl.stage5.config import SchedulerConfig
 from minisgl.stage5.decode import DecodeManager
+from minisgl.stage5.logprobs import attach_logprobs
 from minisgl.stage5.pending import PendingReq
 from minisgl.stage5.policies import create_policy
 from minisgl.stage5.prefill import PrefillManager
@@ -92,6 +93,8 @@ class Scheduler:
         self._trace_first_tokens(forward_input.batch)
         with self.cache.freeing():
             outputs = [self._commit(*pair) for pair in zip(forward_input.batch.reqs, token_ids, strict=True)]
+        if output.logprobs is not None:
+            attach_logprobs(forward_input.batch.reqs, outputs, output.logprobs)
         return [output for output in outputs if output is not None]
 
     def _next_prompts(self, token_budget: int) -> list[Req]:

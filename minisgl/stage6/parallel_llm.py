@@ -65,6 +65,7 @@ class ParallelLLM(BaseLLM):
 
     config: ParallelConfig
     config_class = ParallelConfig
+    gives_logprobs = True
     engine_class: ClassVar[type[RankEngine]] = RankEngine
 
     @staticmethod
