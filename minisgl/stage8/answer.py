@@ -66,30 +66,18 @@ class Answer(Response):
         await _write(send, usage + DONE, last=True)
 
     def _add_frames(self, frames: list[bytes], index: int, reply: Reply) -> None:
-        """A reply without text has none, unless there are logprobs: those are told as they come."""
-        form = self._call.format
         is_first = index not in self._started
         self._count(index, reply)
         if self._call.continuous_usage:
-            form.count(self._usage)
-        if is_first:
-            frames.append(form.role(index))
-        if reply.text or reply.logprobs:
-            frames.append(form.text(index, reply.text, reply.logprobs))
-        if reply.finish_reason is not None:
-            frames.append(form.finish(index, reply.finish_reason))
+            self._call.format.count(self._usage)
+        frames += self._call.format.events(index, reply, is_first)
 
     async def _whole(self, ask: Ask, send: Send) -> None:
         choices = [Choice() for _ in self._call.requests]
-        texts: list[list[str]] = [[] for _ in choices]
         async for replies in ask:
             for index, reply in replies:
-                texts[index].append(reply.text)
-                choices[index].logprobs += reply.logprobs
-                choices[index].finish_reason = reply.finish_reason
+                choices[index].add(reply)
                 self._count(index, reply)
-        for choice, pieces in zip(choices, texts, strict=True):
-            choice.text = "".join(pieces)
         body = self._call.format.whole(choices, self._usage)
         headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
         self._begun = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -14,8 +15,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from minisgl.stage8 import control
 from minisgl.stage8.answer import Answer
-from minisgl.stage8.call import chat_call, completion_call
+from minisgl.stage8.call import Call, chat_call, completion_call
 from minisgl.stage8.errors import ApiError, as_api_error
+from minisgl.stage8.native_protocol import generate_call
 from minisgl.stage8.openai_protocol import check_model
 from minisgl.stage8.service import Service
 
@@ -32,23 +34,26 @@ def create_app(service: Service, api_key: str | None = None, admin_key: str | No
     app.add_exception_handler(HTTPException, _no_route)
     app.add_exception_handler(ClientDisconnect, _gone)
     app.add_exception_handler(Exception, _failed)
-    _add_openai_routes(app, service)
+    _add_answer_routes(app, service)
+    _add_model_routes(app, service)
     _add_control_routes(app, service)
     _add_state_routes(app, service)
     return app
 
 
-def _add_openai_routes(app: FastAPI, service: Service) -> None:
-    @app.post("/v1/chat/completions")
-    async def chat_completions(request: Request) -> Response:
-        frontend = service.accepting()
-        return Answer(frontend, chat_call(await read_body(request), service.names, frontend.new_uid))
+def _add_answer_routes(app: FastAPI, service: Service) -> None:
+    def add(path: str, make_call: Callable[[bytes, tuple[str, ...], Callable[[], int]], Call]) -> None:
+        @app.post(path)
+        async def answer(request: Request) -> Response:
+            frontend = service.accepting()
+            return Answer(frontend, make_call(await read_body(request), service.names, frontend.new_uid))
 
-    @app.post("/v1/completions")
-    async def completions(request: Request) -> Response:
-        frontend = service.accepting()
-        return Answer(frontend, completion_call(await read_body(request), service.names, frontend.new_uid))
+    add("/v1/chat/completions", chat_call)
+    add("/v1/completions", completion_call)
+    add("/generate", generate_call)
 
+
+def _add_model_routes(app: FastAPI, service: Service) -> None:
     @app.get("/v1/models")
     async def models() -> Response:
         return _json({"object": "list", "data": [_model_card(service, service.names[0])]})

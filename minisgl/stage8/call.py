@@ -60,7 +60,7 @@ def chat_call(data: bytes, served: tuple[str, ...], new_uid: Callable[[], int]) 
     }
     max_tokens = MAX_TOKEN_ID if limit is None else limit  # any min_tokens is less, until it is known what is left
     params = sampling_params(body, max_tokens, limit_name, logprobs=chat_logprobs(body))
-    return _call(body, [request], params, ChatFormat, served, new_uid)
+    return make_call(body, [request], params, ChatFormat, served, new_uid)
 
 
 def completion_call(data: bytes, served: tuple[str, ...], new_uid: Callable[[], int]) -> Call:
@@ -75,15 +75,15 @@ def completion_call(data: bytes, served: tuple[str, ...], new_uid: Callable[[], 
     max_tokens = 1 if echo == "alone" else COMPLETION_MAX_TOKENS if limit is None else limit
     of_prompt = body.logprobs is not None and echo != "no"
     params = sampling_params(body, max_tokens, limit_name, logprobs=body.logprobs, prompt_logprobs=of_prompt)
-    prompts = [{**prompt, "echo": echo} for prompt in _prompts(body.prompt)]
-    return _call(body, prompts, params, CompletionFormat, served, new_uid)
+    prompts = [{**prompt, "echo": echo} for prompt in prompts_of(body.prompt, "prompt")]
+    return make_call(body, prompts, params, CompletionFormat, served, new_uid)
 
 
-def _call(
+def make_call(
     body: Body,
     prompts: list[dict[str, Any]],
     params: SamplingParams,
-    format_class: type[AnswerFormat],
+    make_format: Callable[[str, bool, bool], AnswerFormat],
     served: tuple[str, ...],
     new_uid: Callable[[], int],
 ) -> Call:
@@ -98,7 +98,7 @@ def _call(
         for choice in range(n)
     ]
     usage, continuous = bool(options.include_usage), bool(options.continuous_usage_stats)
-    form = format_class(body.model or served[0], usage, params.logprobs is not None)
+    form = make_format(body.model or served[0], usage, params.logprobs is not None)
     return Call(requests, n, bool(body.stream), usage, continuous, form)
 
 
@@ -119,23 +119,23 @@ def _plain(message: ChatMessage, path: str) -> dict[str, str]:
     return {"role": role, "content": content} | ({} if message.name is None else {"name": message.name})
 
 
-def _prompts(prompt: str | list[int | str | list[int]]) -> list[dict[str, Any]]:
-    """A string, a list of strings, a list of ids, or a list of lists of ids."""
+def prompts_of(prompt: str | list[int | str | list[int]], name: str) -> list[dict[str, Any]]:
+    """A string, a list of strings, a list of ids, or a list of lists of ids. name: the field's."""
     if isinstance(prompt, str):
         return [{"text": prompt}]
     if not prompt:
-        raise bad_request("prompt is empty: give text or token ids", "prompt")
+        raise bad_request(f"{name} is empty: give text or token ids", name)
     if all(isinstance(item, int) for item in prompt):
-        return [{"token_ids": _checked_ids(prompt)}]
+        return [{"token_ids": _checked_ids(prompt, name)}]
     if all(isinstance(item, str) for item in prompt):
         return [{"text": item} for item in prompt]
     if all(isinstance(item, list) for item in prompt):
-        return [{"token_ids": _checked_ids(item)} for item in prompt]
-    raise bad_request("prompt must hold only strings, only ids, or only lists of ids", "prompt")
+        return [{"token_ids": _checked_ids(item, name)} for item in prompt]
+    raise bad_request(f"{name} must hold only strings, only ids, or only lists of ids", name)
 
 
-def _checked_ids(ids: Any) -> list[int]:
+def _checked_ids(ids: Any, name: str) -> list[int]:
     for token_id in ids:
         if not 0 <= token_id <= MAX_TOKEN_ID:
-            raise bad_request(f"prompt: token id {token_id!r:.80} is not from 0 to {MAX_TOKEN_ID}", "prompt")
+            raise bad_request(f"{name}: token id {token_id!r:.80} is not from 0 to {MAX_TOKEN_ID}", name)
     return ids

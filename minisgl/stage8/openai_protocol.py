@@ -91,12 +91,22 @@ class CompletionBody(Body, frozen=True, kw_only=True):
 
 def decode_body(data: bytes, kind: type[BodyT]) -> BodyT:
     """A body of this kind, its types checked. Raises ApiError 400 that names the field."""
+    return checked_fields(json_object(data), kind)
+
+
+def json_object(data: bytes) -> dict[str, Any]:
+    """Raises ApiError 400."""
     try:
         fields = msgspec.json.decode(data)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise bad_request(f"the body is not JSON: {error}") from None
     if not isinstance(fields, dict):
         raise bad_request("the body must be a JSON object")
+    return fields
+
+
+def checked_fields(fields: dict[str, Any], kind: type[BodyT]) -> BodyT:
+    """Raises ApiError 400 that names the field."""
     refuse_unsupported(fields, getattr(kind, "refused", {}))
     try:
         return msgspec.convert(fields, kind, str_keys=True)  # logit_bias has ids for keys

@@ -16,7 +16,7 @@ import msgspec
 
 from minisgl.core.outputs import FinishReason
 from minisgl.stage8.logprobs import chat_logprobs, completion_logprobs
-from minisgl.stage8.messages import TextLogprob
+from minisgl.stage8.messages import Reply, TextLogprob
 
 DONE = b"data: [DONE]\n\n"
 
@@ -28,9 +28,25 @@ _encode = msgspec.json.encode
 
 @dataclass
 class Choice:
-    text: str = ""
+    """One answer as far as it has come."""
+
+    pieces: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     logprobs: list[TextLogprob] = field(default_factory=list)
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+
+    def add(self, reply: Reply) -> None:
+        self.pieces.append(reply.text)
+        self.token_ids += reply.token_ids
+        self.logprobs += reply.logprobs
+        self.finish_reason = reply.finish_reason
+        self.prompt_tokens, self.cached_tokens = reply.prompt_tokens, reply.cached_tokens
+
+    @property
+    def text(self) -> str:
+        return "".join(self.pieces)
 
 
 @dataclass
@@ -66,6 +82,15 @@ class AnswerFormat(ABC):
     def count(self, usage: Usage) -> None:
         """The events from now on say what was used so far."""
         self._tail = b'],"usage":' + _encode(usage.as_dict()) + b"}\n\n"
+
+    def events(self, index: int, reply: Reply, is_first: bool) -> list[bytes]:
+        """What a reply is to a stream. One without text is nothing, unless it has logprobs: those come at once."""
+        events = [self.role(index)] if is_first else []
+        if reply.text or reply.logprobs:
+            events.append(self.text(index, reply.text, reply.logprobs))
+        if reply.finish_reason is not None:
+            events.append(self.finish(index, reply.finish_reason))
+        return events
 
     @abstractmethod
     def role(self, index: int) -> bytes:

@@ -70,7 +70,7 @@ def test_usage_comes_last_and_is_null_before(format_class: type) -> None:
 
 
 def test_whole_answers() -> None:
-    choices = [Choice("a", "stop"), Choice("b", "length")]
+    choices = [Choice(["a"], finish_reason="stop"), Choice(["b"], finish_reason="length")]
     chat = json.loads(ChatFormat("m", False).whole(choices, Usage(1, 2, 0)))
     assert chat["object"] == "chat.completion"
     assert [c["message"] for c in chat["choices"]] == [{"role": "assistant", "content": t} for t in "ab"]
