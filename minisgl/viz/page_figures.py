@@ -42,6 +42,8 @@ def page_map(snapshots: Sequence[PageSnapshot], *, title: str | None = None, siz
     more than half of the pages lie above all that were ever used, they are left out, and the axis says so."""
     if not snapshots:
         raise ValueError("there is no snapshot to draw: take one after each step")
+    finding = title or _map_finding(snapshots)
+    snapshots = _long_enough(snapshots)
     edges, xlabel = _edges(snapshots)
     num_pages = snapshots[-1].num_pages
     used = 1 + max((page for snapshot in snapshots for page in (*snapshot.owners(), *snapshot.cached)), default=0)
@@ -54,7 +56,7 @@ def page_map(snapshots: Sequence[PageSnapshot], *, title: str | None = None, siz
         for page, uids in snapshot.owners().items():
             colors[page, column] = to_rgb(request_color(uids[0]))
             shared[page, column] = len(uids) > 1
-    figure, (axes,) = new_figure(size, title or _map_finding(snapshots))
+    figure, (axes,) = new_figure(size, finding)
     borders = np.arange(lines + 1) - 0.5
     axes.pcolormesh(edges, borders, colors)
     for page, several in enumerate(shared):
@@ -109,6 +111,15 @@ def _entries(snapshots: Sequence[PageSnapshot]) -> list[tuple[str, Artist]]:
     return [*entries, ("free", swatch("white", edgecolor=GREY))]
 
 
+def _long_enough(snapshots: Sequence[PageSnapshot]) -> list[PageSnapshot]:
+    """To be seen. Between the two events of one step, say, pages are in no row and not yet free."""
+    last = snapshots[-1].time or 0.0
+    shortest = (last - (snapshots[0].time or 0.0)) / 2000
+    nexts = [*(snapshot.time or 0.0 for snapshot in snapshots[1:]), last + 1.0]
+    pairs = zip(snapshots, nexts, strict=True)
+    return [now for now, after in pairs if now.time is None or after - now.time >= shortest]
+
+
 def _edges(snapshots: Sequence[PageSnapshot]) -> tuple[np.ndarray, str]:
     """Of the columns: the moments, or the numbers of the snapshots. The last lasts as long as the others on average."""
     times = [snapshot.time for snapshot in snapshots if snapshot.time is not None]
@@ -146,7 +157,7 @@ def page_usage(events: Sequence[Event], *, title: str | None = None, size: Size 
     values = [[event.args.get(name, 0) for event in counts] for name in names]
     total = max(sum(column) for column in zip(*values, strict=True))
     low = min(values[-1])
-    pages = f"{low} of {units.count(total, 'page')}"
+    pages = f"{low:,} of {units.count(total, 'page')}"
     if "rows" not in names:  # a count of free pages only: how many more there are is not known
         names, values, pages = ["rows", *names], [[total - n for n in values[0]], *values], units.count(low, "page")
     figure, (axes,) = new_figure(size, title or f"{pages} are free when the pool is fullest")
@@ -158,9 +169,11 @@ def page_usage(events: Sequence[Event], *, title: str | None = None, size: Size 
         axes.fill_between(xs, base, top, step="post", facecolor=color, hatch=hatch, edgecolor="white", linewidth=0)
         base = top
     axes.set_xlim(xs[0], xs[-1])
-    axes.set_ylim(0, total)
+    most = total - low
+    shown = total if most * 20 >= total or not most else most * 1.25  # a large pool's free pages would hide the rest
+    axes.set_ylim(0, shown)
     axes.set_xlabel(f"time ({unit.name})")
-    axes.set_ylabel("pages")
+    axes.set_ylabel("pages" if shown == total else f"pages, of {total:,}")
     few_ticks(axes.xaxis, whole=False)
     few_ticks(axes.yaxis)
     entries = [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -26,6 +26,7 @@ class _Rank(NamedTuple):
     start: int
     scheduler: list[Event]
     engine: list[Event]
+    phases: list[str]  # of the engine's steps
 
     @property
     def bubbles(self) -> list[tuple[int, int]]:
@@ -94,8 +95,17 @@ def _ranks(events: Sequence[Event], first: int | None, count: int) -> list[_Rank
             raise ValueError(f"first must be from 1 to {len(engine)}, not {first}")
         before = end_of(engine[begin - 1]) if begin else min(own[0].ts, shown[0].ts)
         scheduler = [e for e in own if e.track == "scheduler" and e.ts < end_of(shown[-1]) and end_of(e) > before]
-        ranks.append(_Rank(f"rank {key[0]} " if len(ids) > 1 else "", before, scheduler, shown))
+        plans = {event.args.get("step"): event.args for event in own if event.name == "schedule"}
+        phases = [_phase(event, plans, number) for number, event in enumerate(shown, start=begin + 1)]
+        ranks.append(_Rank(f"rank {key[0]} " if len(ids) > 1 else "", before, scheduler, shown, phases))
     return ranks
+
+
+def _phase(step: Event, plans: Mapping[Any, Mapping[str, Any]], number: int) -> str:
+    """What its own name says, or its arguments, or the plan that was made for it: of its number, if it has none."""
+    if step.name in PHASES:
+        return step.name
+    return step.args.get("phase") or plans.get(step.args.get("step", number), {}).get("phase") or "forward"
 
 
 def _draw_rank(axes: Axes, rank: _Rank, lane: int, start: int, scale: float) -> list[str]:
@@ -103,25 +113,23 @@ def _draw_rank(axes: Axes, rank: _Rank, lane: int, start: int, scale: float) -> 
     bubbles = [((at - start) / scale, length / scale) for at, length in rank.bubbles]
     axes.broken_barh(bubbles, (lane + 0.6, 0.8), facecolor=WARNING, alpha=0.28)
     kinds: list[str] = []
-    plans = {event.args.get("step"): event.args for event in rank.scheduler if event.name == "schedule"}
-    for offset, events in ((0, rank.scheduler), (1, rank.engine)):
-        for event in events:
-            phase = event.args.get("phase") or plans.get(event.args.get("step"), {}).get("phase")
-            kind = event.name if offset == 0 or event.name in PHASES else phase or "forward"
-            left, width = (max(event.ts, start) - start) / scale, (end_of(event) - max(event.ts, start)) / scale
-            hatch = HATCH if kind == "prefill" else None
-            color = _COLORS.get(kind, GREY)
-            axes.barh(
-                lane + offset,
-                width,
-                0.8,
-                left=left,
-                color=color,
-                edgecolor="white",
-                linewidth=0.6 * offset,
-                hatch=hatch,
-            )
-            kinds.append(kind)
+    lanes = [(0, event, event.name) for event in rank.scheduler]
+    lanes += [(1, event, phase) for event, phase in zip(rank.engine, rank.phases, strict=True)]
+    for offset, event, kind in lanes:
+        left, width = (max(event.ts, start) - start) / scale, (end_of(event) - max(event.ts, start)) / scale
+        hatch = HATCH if kind == "prefill" else None
+        color = _COLORS.get(kind, GREY)
+        axes.barh(
+            lane + offset,
+            width,
+            0.8,
+            left=left,
+            color=color,
+            edgecolor="white",
+            linewidth=0.6 * offset,
+            hatch=hatch,
+        )
+        kinds.append(kind)
     return kinds
 
 

@@ -118,6 +118,31 @@ def test_a_map_counts_all_pages() -> None:
     assert (figure.axes[0].get_ylim(), figure.axes[0].get_ylabel()) == ((17.5, -0.5), "page (18 to 6,999 stay free)")
 
 
+def test_a_moment_is_no_colour_of_its_own() -> None:
+    """Between two events of one step a page is in no row and not yet freed: not in a prefix cache for all that."""
+    moments = [(0.0, {0: [0]}, ()), (1.0, {}, (0,)), (1.000001, {}, ()), (2.0, {}, ())]
+    snapshots = [viz.PageSnapshot(4, rows, frozenset(cached), time) for time, rows, cached in moments]
+    (legend,) = viz.page_map(snapshots).figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["request 0", "free"]
+
+
+def test_a_few_pages_of_a_large_pool_are_seen() -> None:
+    events = [Event("pages", "C", MS * i, "counters", args={"free": 9000 - i, "rows": i}) for i in range(5)]
+    axes = viz.page_usage(events).axes[0]
+    assert (axes.get_ylim(), axes.get_ylabel()) == ((0, 5), "pages, of 9,000")
+
+
+def test_steps_without_a_number_have_the_phase_of_their_plan() -> None:
+    """Stage 5's do. Drawn from the middle on, and of a plan that was made before the window begins."""
+    events = server_trace()
+    for event in events:
+        if event.name == "forward":
+            event.args.pop("step")
+    for first, expected in ((1, ["schedule", "decode", "prefill"]), (3, ["schedule", "decode"])):
+        (legend,) = viz.timeline(events, first=first).figure.legends
+        assert [text.get_text() for text in legend.get_texts()][:-1] == expected
+
+
 def test_a_slide_fills_a_projector(tmp_path: Path) -> None:
     viz.batch_composition(server_trace(), size="projector").savefig(tmp_path / "slide.png")
     header = (tmp_path / "slide.png").read_bytes()[16:24]
