@@ -19,6 +19,7 @@ from minisgl.stage8.call import Call, chat_call, completion_call
 from minisgl.stage8.errors import ApiError, as_api_error
 from minisgl.stage8.native_protocol import generate_call
 from minisgl.stage8.openai_protocol import check_model
+from minisgl.stage8.prometheus import CONTENT_TYPE_LATEST, prometheus_text
 from minisgl.stage8.service import Service
 
 MAX_BODY = 16 << 20  # bytes: some million tokens
@@ -89,6 +90,12 @@ def _add_state_routes(app: FastAPI, service: Service) -> None:
     async def ready() -> Response:
         service.accepting()
         return _json({"status": "ready"})
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        frontend = service.loaded()
+        text = prometheus_text(service.names[0], frontend.metrics, frontend.stats)
+        return Response(text, media_type=CONTENT_TYPE_LATEST)
 
     @app.get("/server_info")
     async def server_info() -> Response:

@@ -29,6 +29,7 @@ from minisgl.stage8.messages import (
     Reply,
     Tokenize,
 )
+from minisgl.stage8.metrics import Metrics
 
 Question = Tokenize | Encode | Decode | Flush
 
@@ -145,10 +146,12 @@ class Frontend:
         self._decoder = MessageDecoder(TO_API)
         self._uids = itertools.count()
         self._asks: dict[int, Ask] = {}
-        self._heartbeat_at: float | None = None  # time.monotonic() seconds
+        self._heartbeat_at = time.monotonic()
+        self.heard = asyncio.Event()  # once a heartbeat has come, all the way from the scheduler
         self._failure: str | None = None
         self.max_open = max_open
         self.stats: dict[str, int] = {}  # the scheduler's, as of its last heartbeat
+        self.metrics = Metrics()
         self.late = 0  # replies to requests that nobody waits for
         self.malformed = 0  # messages that were none
 
@@ -158,8 +161,8 @@ class Frontend:
 
     @property
     def heartbeat_age(self) -> float:
-        """Seconds since the scheduler last said that it is alive; infinite before it first did."""
-        return float("inf") if self._heartbeat_at is None else time.monotonic() - self._heartbeat_at
+        """Seconds since the scheduler last said that it is alive."""
+        return time.monotonic() - self._heartbeat_at
 
     def new_uid(self) -> int:
         return next(self._uids)
@@ -175,11 +178,13 @@ class Frontend:
             raise RequestRefused(f"{len(requests)} answers in one call: at most {self.max_open} may be open at once")
         if self.num_open + len(requests) > self.max_open:
             raise QueueFull(f"{self.num_open} of at most {self.max_open} requests are open: try again later")
-        ask = Ask(self, [request.uid for request in requests])
+        ask, now = Ask(self, [request.uid for request in requests]), time.monotonic()
         try:
             for request in requests:
                 self._send(request)
                 self._asks[request.uid] = ask
+                if isinstance(request, Tokenize):
+                    self.metrics.begin(request.uid, now)
         except Exception:
             ask.close()
             raise
@@ -194,6 +199,7 @@ class Frontend:
     def abort(self, uid: int) -> None:
         """Nobody waits for this request any more. Unknown to the engine if it never was sent, or had ended."""
         if self._asks.pop(uid, None) is not None:
+            self.metrics.end(uid, "abort")
             self._send_abort(uid)
 
     async def listen(self) -> None:
@@ -210,6 +216,7 @@ class Frontend:
     def fail_all(self, error: str) -> None:
         """The engine is gone: every open request, and every later one, fails with this error."""
         self._failure = error
+        self.metrics.end_all("error")
         asks = set(self._asks.values())
         self._asks.clear()
         for ask in asks:
@@ -218,8 +225,11 @@ class Frontend:
     def _take(self, message: Replies | Heartbeat) -> None:
         if isinstance(message, Heartbeat):
             self._heartbeat_at = time.monotonic()
+            self.heard.set()
             self.stats = message.stats
+            self.metrics.queued(message.queue_seconds)
             return
+        self.metrics.take(message.replies, time.monotonic())
         for reply in message.replies:
             self._tracer.instant("Reply", "messages", reply.uid, tokens=len(reply.token_ids))
             ask = self._asks.get(reply.uid)

@@ -28,16 +28,17 @@ if TYPE_CHECKING:
 def plain_loop(scheduler: Scheduler, inbox: RankInbox, desk: Desk) -> NoReturn:
     """schedule N, compute N, commit N."""
     while True:
+        desk.heartbeat()
         for message in inbox.receive(wait=not scheduler.has_work):
             desk.take(message)
         forward_input = scheduler.schedule()
         if forward_input is not None:
+            desk.scheduled(forward_input.batch)
             with scheduler.tracer.span("forward", "engine", step=scheduler.step):
                 output = scheduler.forward(forward_input)
             desk.report(scheduler.commit(forward_input, output))
         elif scheduler.has_work:
             raise RuntimeError("requests wait, nothing runs, and none can be admitted: this is a bug")
-        desk.heartbeat()
 
 
 def overlap_loop(scheduler: Scheduler, inbox: RankInbox, desk: Desk, stream: EngineStream) -> NoReturn:
@@ -46,16 +47,19 @@ def overlap_loop(scheduler: Scheduler, inbox: RankInbox, desk: Desk, stream: Eng
 
     last: InFlight | None = None
     while True:
+        desk.heartbeat()
         for message in inbox.receive(wait=last is None and not scheduler.has_work):
             desk.take(message)
         forward_input = scheduler.schedule()
-        launched = launch(scheduler, stream, forward_input) if forward_input is not None else None
+        launched = None
+        if forward_input is not None:
+            desk.scheduled(forward_input.batch)
+            launched = launch(scheduler, stream, forward_input)
         if last is not None:
             desk.report(commit(scheduler, last))
         elif launched is None and scheduler.has_work:
             raise RuntimeError("requests wait, nothing runs, and none can be admitted: this is a bug")
         last = launched
-        desk.heartbeat()
 
 
 class LLM(BaseLLM):

@@ -157,10 +157,12 @@ class Step(Message, frozen=True):
 
 
 class Heartbeat(Message, frozen=True):
-    """Scheduler -> detokenizer -> API: the loop is alive. time: CLOCK_MONOTONIC ns."""
+    """Scheduler -> detokenizer -> API: the loop is alive. time: CLOCK_MONOTONIC ns. queue_seconds: how long those had
+    waited that were first scheduled since the last one."""
 
     time: int
     stats: dict[str, int]
+    queue_seconds: list[float] = []
 
 
 class Reply(msgspec.Struct, frozen=True):

@@ -26,6 +26,7 @@ from minisgl.stage8.messages import (
 from minisgl.stage8.sockets import Inbox, Outbox, Publisher, Subscriber
 
 if TYPE_CHECKING:
+    from minisgl.core.batch import Batch
     from minisgl.stage5.scheduler import Scheduler
 
 log = logging.getLogger("minisgl")
@@ -74,6 +75,8 @@ class Desk:
         self._scheduler, self._outbox, self._inbox = scheduler, outbox, inbox
         self._prompt_tokens: dict[int, int] = {}  # by uid: the requests that have not ended
         self._flushes: list[int] = []  # uids of those that wait for the batch in flight
+        self._arrived: dict[int, float] = {}  # by uid, time.monotonic() seconds: those that were not scheduled yet
+        self._queue_seconds: list[float] = []  # of those that were scheduled since the last heartbeat
         self._last_heartbeat = float("-inf")
 
     def take(self, message: Message) -> None:
@@ -85,6 +88,15 @@ class Desk:
             self._flush(message)
         elif isinstance(message, Answered | Rejected):
             self._send(message)
+
+    def scheduled(self, batch: Batch) -> None:
+        """It is about to run: who is in it for the first time waits no longer."""
+        if self._arrived:
+            now = time.monotonic()
+            for req in batch.reqs[batch.num_decode :]:
+                arrived = self._arrived.pop(req.uid, None)
+                if arrived is not None:
+                    self._queue_seconds.append(now - arrived)
 
     def report(self, outputs: Sequence[TokenOutput]) -> None:
         """What one step gave, in one message."""
@@ -99,18 +111,27 @@ class Desk:
         for output in outputs:
             if output.finish_reason:
                 del self._prompt_tokens[output.uid]
+                self._arrived.pop(output.uid, None)
 
     def heartbeat(self) -> None:
         """Say that the loop is alive, if that was not said within the last second."""
         now = time.monotonic()
         if self._outbox and now - self._last_heartbeat >= HEARTBEAT_SECONDS:
             self._last_heartbeat = now
-            self._send(Heartbeat(time.monotonic_ns(), self.stats()))
+            queue_seconds, self._queue_seconds = self._queue_seconds, []
+            self._send(Heartbeat(time.monotonic_ns(), self.stats(), queue_seconds))
 
     def stats(self) -> dict[str, int]:
-        scheduler = self._scheduler
-        stats = {**scheduler.stats(), "requests_running": len(scheduler.decode.running)}
-        stats["requests_waiting"] = len(scheduler.prefill.pending)
+        """In use is what requests hold; what the cache keeps for later ones can be had at any time."""
+        scheduler, cache, tables = self._scheduler, self._scheduler.cache, self._scheduler.tables
+        stats = {
+            **scheduler.stats(),
+            "pages_in_use": cache.num_pages - cache.available_pages,
+            "rows_in_use": tables.num_rows - tables.num_free,
+            "queried_tokens": cache.queried_tokens,
+            "requests_running": len(scheduler.decode.running),
+            "requests_waiting": len(scheduler.prefill.pending),
+        }
         if self._inbox:
             stats["scheduler_wakeups"] = self._inbox.wakeups
             stats["malformed_messages"] = self._inbox.decoder.malformed
@@ -125,6 +146,8 @@ class Desk:
             prompt_ids = message.prompt_ids
             self._scheduler.add(message.uid, prompt_ids, message.params)
             self._prompt_tokens[message.uid] = len(prompt_ids)
+            if self._outbox:
+                self._arrived[message.uid] = time.monotonic()
             begin = Begin.of(message)
             if begin:
                 self._send(begin)

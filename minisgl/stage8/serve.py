@@ -132,10 +132,14 @@ class Server:
         self.service.max_model_len = starting.result().max_total_tokens
         frontend = Frontend(ring.tokenizers, ring.replies, self.config.max_queued_requests, self.tracer)
         listening, dying = asyncio.create_task(frontend.listen()), asyncio.create_task(self._death())
-        self.service.frontend, self.service.status = frontend, "ready"
-        print(self._ready_line(), file=sys.stderr, flush=True)
+        ends = (stopping, listening, dying)
+        heard = asyncio.create_task(frontend.heard.wait())
         try:
-            await asyncio.wait((stopping, listening, dying), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((heard, *ends), return_when=asyncio.FIRST_COMPLETED)
+            if heard.done():
+                self.service.frontend, self.service.status = frontend, "ready"
+                print(self._ready_line(), file=sys.stderr, flush=True)
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             if stopping.done() and await self._drained(frontend, dying):
                 return 0
             if not dying.done():
@@ -143,8 +147,8 @@ class Server:
             await self._tell(dying.result())
             return 1
         finally:
-            dying.cancel()
-            listening.cancel()
+            for task in (heard, dying, listening):
+                task.cancel()
 
     async def _death(self) -> str:
         """Which process died, in one line, when one has. Until then asks all of them, about once a second, whether

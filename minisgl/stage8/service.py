@@ -38,10 +38,15 @@ class Service:
             raise unavailable(self.problem)
         if self.status == "draining":
             raise unavailable("the server is shutting down: it takes no new requests")
-        if self.frontend is None:
-            raise unavailable("the server is still loading the model")
+        frontend = self.loaded()
         if self.silence is not None:
             raise unavailable(self.silence)
+        return frontend
+
+    def loaded(self) -> Frontend:
+        """Where the numbers are. Raises ApiError 503."""
+        if self.frontend is None:
+            raise unavailable("the server is still loading the model")
         return self.frontend
 
     def check_health(self) -> None:
@@ -49,10 +54,9 @@ class Service:
         for problem in (self.problem, self.silence):
             if problem is not None:
                 raise unavailable(problem)
-        if self.frontend is None:
-            raise unavailable("the server is still loading the model")
-        if self.frontend.heartbeat_age > HEARTBEAT_LIMIT:
-            raise unavailable(f"the scheduler has not been heard of for {self.frontend.heartbeat_age:.0f} s")
+        age = self.loaded().heartbeat_age
+        if age > HEARTBEAT_LIMIT:
+            raise unavailable(f"the scheduler has not been heard of for {age:.0f} s")
 
     def fail(self, problem: str) -> None:
         """The engine is gone for good: open requests end with this, and none is taken any more."""

@@ -196,6 +196,8 @@ class FakeScheduler:
     def __init__(self) -> None:
         self.decode = SimpleNamespace(running={})
         self.prefill = SimpleNamespace(pending=[])
+        self.cache = SimpleNamespace(num_pages=5, available_pages=3, queried_tokens=7)
+        self.tables = SimpleNamespace(num_rows=4, num_free=3)
 
     def add(self, uid: int, prompt_ids: list[int], params: SamplingParams) -> None:
         if prompt_ids == [0]:
@@ -280,10 +282,46 @@ def test_heartbeats_come_at_once_and_then_no_more_than_one_a_second(
         desk.heartbeat()
     (beat,) = sent.take()
     assert isinstance(beat, Heartbeat)
-    assert beat.stats == {"pages_free": 3, "requests_running": 1, "requests_waiting": 0}
+    assert beat.stats == {
+        "pages_free": 3,
+        "pages_in_use": 2,
+        "rows_in_use": 1,
+        "queried_tokens": 7,
+        "requests_running": 1,
+        "requests_waiting": 0,
+    }
     now = 101.0
     desk.heartbeat()
     assert len(sent.take()) == 1
+
+
+def test_a_heartbeat_tells_how_long_requests_waited_until_they_first_ran(
+    desk: Desk, sent: Sent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    for uid in (1, 2, 3, 4):
+        desk.take(Generate.of(uid, [5], PARAMS))
+    now = 100.25
+    desk.scheduled(batch_of([9], [1]))  # 9 decodes: it does not wait
+    desk.take(Abort(3))
+    now = 100.5
+    desk.scheduled(batch_of([], [1, 2]))  # 1 with its next chunk
+    sent.take()
+    desk.heartbeat()
+    (beat,) = sent.take()
+    assert isinstance(beat, Heartbeat)
+    assert beat.queue_seconds == [0.25, 0.5]
+    now = 102.0
+    desk.scheduled(batch_of([], [3, 4]))
+    desk.heartbeat()
+    (beat,) = sent.take()
+    assert isinstance(beat, Heartbeat)
+    assert beat.queue_seconds == [2.0], "an aborted one was never scheduled, and nobody waits twice"
+
+
+def batch_of(decode: list[int], prompts: list[int]) -> Any:
+    return SimpleNamespace(reqs=[SimpleNamespace(uid=uid) for uid in decode + prompts], num_decode=len(decode))
 
 
 def test_ranks_but_the_first_say_nothing() -> None:
