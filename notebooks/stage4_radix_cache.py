@@ -61,6 +61,7 @@ turns, seconds = {}, {}
 for cache in ("naive", "radix"):
     trace = Path(folder.name) / f"{cache}.json"
     with LLM("smollm2-135m", dtype="float32", cache=cache, max_seq_len=1024, trace=str(trace)) as llm:
+        llm.generate("warm up", SamplingParams(max_tokens=1))
         chat = [{"role": "system", "content": SYSTEM}]
         turns[cache] = []
         for question in QUESTIONS:
@@ -69,7 +70,7 @@ for cache in ("naive", "radix"):
             chat.append({"role": "assistant", "content": answer.text})
             turns[cache].append(answer)
     spans = [event for event in read_events(trace) if event.phase == "X" and event.name == "prefill"]
-    seconds[cache] = [(span.duration or 0) / 1e9 for span in spans]  # a prompt's prefill is one step
+    seconds[cache] = [(span.duration or 0) / 1e9 for span in spans[1:]]  # a prompt's prefill is one step
 
 for cache, answers in turns.items():
     print(cache, [f"{a.prompt_tokens - a.cached_tokens} of {a.prompt_tokens} tokens" for a in answers])
