@@ -12,9 +12,10 @@ from collections.abc import Coroutine
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from minisgl.stage8.ask import Ask
 from minisgl.stage8.call import Call
 from minisgl.stage8.errors import as_api_error
-from minisgl.stage8.frontend import Ask, Frontend
+from minisgl.stage8.frontend import Frontend
 from minisgl.stage8.messages import Reply
 from minisgl.stage8.sse import DONE, Choice, Usage, error_events
 
@@ -56,42 +57,47 @@ class Answer(Response):
     async def _stream(self, ask: Ask, send: Send) -> None:
         self._begun = True
         await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
+        form, continuous = self._call.format, self._call.continuous_usage
         async for replies in ask:
             frames: list[bytes] = []
             for index, reply in replies:
-                self._add_frames(frames, index, reply)
+                if index not in self._started:
+                    self._start(index, reply)
+                    frames.append(form.role(index))
+                self._usage.completion_tokens += len(reply.token_ids)
+                if continuous:
+                    form.count(self._usage)
+                if reply.text or reply.logprobs:  # logprobs are told as they come, though the text may wait
+                    frames.append(form.text(index, reply.text, reply.logprobs))
+                if reply.finish_reason is not None:
+                    frames.append(form.finish(index, reply.finish_reason))
             if frames:
                 await _write(send, b"".join(frames))
-        usage = self._call.format.usage(self._usage) if self._call.include_usage else b""
+        usage = form.usage(self._usage) if self._call.include_usage else b""
         await _write(send, usage + DONE, last=True)
-
-    def _add_frames(self, frames: list[bytes], index: int, reply: Reply) -> None:
-        is_first = index not in self._started
-        self._count(index, reply)
-        if self._call.continuous_usage:
-            self._call.format.count(self._usage)
-        frames += self._call.format.events(index, reply, is_first)
 
     async def _whole(self, ask: Ask, send: Send) -> None:
         choices = [Choice() for _ in self._call.requests]
         async for replies in ask:
             for index, reply in replies:
                 choices[index].add(reply)
-                self._count(index, reply)
+                if index not in self._started:
+                    self._start(index, reply)
+                self._usage.completion_tokens += len(reply.token_ids)
         body = self._call.format.whole(choices, self._usage)
         headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
         self._begun = True
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await _write(send, body, last=True)
 
-    def _count(self, index: int, reply: Reply) -> None:
-        """A prompt counts once, however many choices it has, and as soon as one of them begins."""
-        self._usage.completion_tokens += len(reply.token_ids)
-        if index not in self._started:
-            self._started.add(index)
-            if index % self._call.n == 0:
-                self._usage.prompt_tokens += reply.prompt_tokens
-                self._usage.cached_tokens += reply.cached_tokens
+    def _start(self, index: int, reply: Reply) -> None:
+        """The first reply to this choice. A prompt counts once, however many choices it has."""
+        self._started.add(index)
+        if index % self._call.n == 0:
+            self._usage.prompt_tokens += reply.prompt_tokens
+            self._usage.cached_tokens += reply.cached_tokens
+        if self._call.continuous_usage:
+            self._call.format.count(self._usage)
 
 
 async def _write(send: Send, data: bytes, last: bool = False) -> None:

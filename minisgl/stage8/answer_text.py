@@ -37,24 +37,26 @@ class TokenTexts:
         return TextLogprob(self.name(token_id), logprob.logprob, top, offset)
 
 
+def add(text: IncrementalDetokenizer, token_id: int | None, reason: FinishReason | None) -> str:
+    """What this token lets out. An end-of-sequence token has no text. The last one lets out all that is left."""
+    piece = text.add(token_id) if token_id is not None and reason != "stop" else ""
+    return piece + text.finish() if reason else piece
+
+
 class AnswerText:
     """length: characters so far, an echoed prompt's and those held back included."""
 
-    def __init__(self, tokenizer: Tokenizer, begin: Begin | None = None) -> None:
-        """begin: None if nothing is wanted but the text of the tokens."""
+    def __init__(self, tokenizer: Tokenizer, begin: Begin) -> None:
         self._tokenizer, self._begin = tokenizer, begin
         self._text = IncrementalDetokenizer(tokenizer)
-        self._stop = StopStrings(begin.stop) if begin and begin.stop else None
-        self._must_come = begin.min_tokens if begin else 0
-        self.echo = begin.echo if begin else "no"  # what is still to be done
+        self._stop = StopStrings(begin.stop) if begin.stop else None
+        self._must_come = begin.min_tokens
+        self.echo = begin.echo  # what is still to be done
         self.length = 0
 
     def add(self, token_id: int | None, reason: FinishReason | None) -> tuple[str, FinishReason | None]:
-        """What this token lets out, and whether the answer ends with it: "stop" also if it completed a stop string.
-        An end-of-sequence token has no text. The last call gives out all that is left."""
-        piece = self._text.add(token_id) if token_id is not None and reason != "stop" else ""
-        if reason:
-            piece += self._text.finish()
+        """What this token lets out, and whether the answer ends with it: "stop" also if it completed a stop string."""
+        piece = add(self._text, token_id, reason)
         self.length += len(piece)
         if self._stop is None:
             return piece, reason
@@ -68,7 +70,6 @@ class AnswerText:
 
     def take_echo(self, names: TokenTexts, logprobs: Sequence[TokenLogprob | None]) -> tuple[str, list[TextLogprob]]:
         """The prompt's text, and its tokens if they have logprobs. Once, before the first `add`."""
-        assert self._begin is not None
         ids, given, alone = self._begin.prompt_ids, self._begin.text, self.echo == "alone"
         self.echo = "no"
         if logprobs:

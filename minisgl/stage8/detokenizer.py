@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
+from minisgl.core.detokenizer import IncrementalDetokenizer
+from minisgl.core.outputs import FinishReason
 from minisgl.core.tokenizer import Tokenizer
-from minisgl.stage8.answer_text import AnswerText, TokenTexts
+from minisgl.stage8.answer_text import AnswerText, TokenTexts, add
 from minisgl.stage8.messages import Answered, Begin, Heartbeat, Message, Rejected, Replies, Reply, Step, StopMatched
 
 log = logging.getLogger("minisgl")
@@ -18,7 +20,7 @@ class DetokenizerRole:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._names = TokenTexts(tokenizer)
-        self._texts: dict[int, AnswerText] = {}
+        self._texts: dict[int, IncrementalDetokenizer | AnswerText] = {}
         self._ended: set[int] = set()  # answered to the end; what the scheduler still sends of them is dropped
 
     @property
@@ -47,31 +49,45 @@ class DetokenizerRole:
         return [Replies(replies), *results] if replies else results
 
     def _step(self, step: Step) -> list[Reply]:
+        """Most requests want nothing but text: their way through here is short."""
         replies: list[Reply] = []
-        for place, uid in enumerate(step.uids):
-            last = step.finish_reasons[place] is not None
-            if uid in self._ended:
-                if last:
-                    self._ended.remove(uid)
+        rows = zip(step.uids, step.token_ids, step.finish_reasons, step.prompt_tokens, step.cached_tokens, strict=True)
+        for place, (uid, token_id, reason, prompt_tokens, cached_tokens) in enumerate(rows):
+            text = self._texts.get(uid) or self._first(uid, reason)
+            if text is None:
                 continue
             try:
-                replies += self._replies(step, place)
+                if isinstance(text, IncrementalDetokenizer):
+                    piece = add(text, token_id, reason)
+                    ids = [] if token_id is None else [token_id]
+                    replies.append(Reply(uid, piece, ids, reason, prompt_tokens, cached_tokens))
+                    ended = reason is not None
+                else:
+                    replies += self._replies(text, step, place)
+                    ended = replies[-1].is_terminal
             except Exception as error:  # one request may fail, the process may not
                 log.error("request %d: the detokenizer failed", uid, exc_info=error)
                 replies.append(Reply(uid, "", [], None, 0, 0, "the detokenizer failed on its text", is_bug=True))
-            if last or replies[-1].is_terminal:
-                self._texts.pop(uid, None)
-                if not last:
+                ended = True
+            if ended:
+                del self._texts[uid]
+                if not reason:
                     self._ended.add(uid)
         return replies
 
-    def _replies(self, step: Step, place: int) -> list[Reply]:
+    def _first(self, uid: int, reason: FinishReason | None) -> IncrementalDetokenizer | None:
+        """For a request that is not known yet; None for one that has ended here."""
+        if uid in self._ended:
+            if reason:
+                self._ended.remove(uid)
+            return None
+        text = self._texts[uid] = IncrementalDetokenizer(self._tokenizer)
+        return text
+
+    def _replies(self, text: AnswerText, step: Step, place: int) -> list[Reply]:
         """One for the token, and before the first one for the prompt, if that is echoed."""
         uid, token_id, reason = step.uids[place], step.token_ids[place], step.finish_reasons[place]
         counts = (step.prompt_tokens[place], step.cached_tokens[place])
-        text = self._texts.get(uid)
-        if text is None:
-            text = self._texts[uid] = AnswerText(self._tokenizer)
         replies: list[Reply] = []
         if text.echo != "no" and reason != "abort":
             alone = text.echo == "alone"

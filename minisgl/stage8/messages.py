@@ -78,7 +78,7 @@ class Begin(Message, frozen=True):
     @classmethod
     def of(cls, request: Generate) -> Begin | None:
         """None: the text of this request's tokens is all that is wanted."""
-        if not request.stop and request.echo == "no":
+        if not request.stop and request.echo == "no" and request.params.logprobs is None:
             return None
         prompt = b"" if request.echo == "no" else request.prompt
         return cls(request.uid, request.stop, request.params.min_tokens, request.echo, prompt, request.text)
