@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import ast
-import re
 from functools import cache
 from pathlib import Path
 
 import pytest
+from pages import anchors
 
 from minisgl.learn.answers import Answers
 from minisgl.learn.checking import Result, check
@@ -54,14 +54,11 @@ def test_what_the_course_says_of_an_exercise(chapter: Chapter) -> None:
 
 @pytest.mark.parametrize("chapter", CHAPTERS)
 def test_what_is_to_be_reread_is_there(chapter: Chapter) -> None:
-    """GitHub makes a heading's anchor of its words: small letters, hyphens for spaces, nothing else."""
     for exercise in chapter.exercises:
         name, anchor = exercise.reread.split("#")
         path = chapter.folder / name
         if path.exists():  # a chapter is written after its exercises
-            headings = re.findall(r"^#+ (.*)$", path.read_text("utf-8"), re.MULTILINE)
-            anchors = [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings]
-            assert anchor in anchors, f"{exercise.number}: {path.name} has no section #{anchor}"
+            assert anchor in anchors(path), f"{exercise.number}: {path.name} has no section #{anchor}"
 
 
 @pytest.mark.slow
