@@ -35,6 +35,7 @@ from minisgl.stage5.scheduler import Scheduler
 CASES = ((1, 32), (1, 512), (4, 128), (16, 32), (16, 128), (2, 1024), (32, 64))  # (requests, tokens of each prompt)
 TOKENS = 4  # of each answer: a prefill and three decode steps
 REPEATS = 3  # of which the fastest counts, since noise only slows
+RATES = ("flops", "bandwidth", "attention_flops", "attention_bandwidth")  # of a Device
 ROUNDS = 20  # of choosing which bound holds for each part, and fitting
 
 
@@ -72,7 +73,7 @@ def main(args: argparse.Namespace) -> None:
     scheduler = Scheduler(config, engine, frozenset(), Tracer(None))
     steps = fastest([measure(scheduler, engine) for _ in range(REPEATS)])
     name = f"{machine()}, {args.threads} threads"
-    device = fit(steps, model, Device(name, "cpu", args.dtype, 1e11, 1e10, memory, 0.0, 0.0, 0.0, 0.0))
+    device = fit(steps, model, Device(name, "cpu", args.dtype, 1e11, 1e10, 1e11, 1e10, memory, 0.0, 0.0, 0.0, 0.0))
     write(args.out, device, steps, model)
     print(table(rows(steps, CostModel(model, device))))
     print(f"written to {args.out}", file=sys.stderr)
@@ -115,15 +116,11 @@ def fit(steps: Sequence[Measured], model: ModelConfig, start: Device) -> Device:
     times = np.array([step.device for step in steps])
     for _ in range(ROUNDS):
         cost = CostModel(model, device)
-        columns = np.array([_bounds(cost, step.shape) for step in steps])  # [steps, 3]
-        layer_s, per_flop, per_byte = _least_squares(columns / times[:, None])
-        found = dataclasses.replace(
-            device,
-            layer_s=layer_s,
-            flops=1 / per_flop if per_flop else device.flops,
-            bandwidth=1 / per_byte if per_byte else device.bandwidth,
-        )
-        if math.isclose(found.flops, device.flops) and math.isclose(found.bandwidth, device.bandwidth):
+        columns = np.array([_bounds(cost, step.shape) for step in steps])  # [steps, 1 + rates]
+        layer_s, *each = _least_squares(columns / times[:, None])
+        rates = {name: 1 / cost_s for name, cost_s in zip(RATES, each, strict=True) if cost_s}
+        found = dataclasses.replace(device, layer_s=layer_s, **rates)
+        if all(math.isclose(getattr(found, name), getattr(device, name)) for name in RATES):
             break
         device = found
     host = np.array([step.host for step in steps])
@@ -132,13 +129,17 @@ def fit(steps: Sequence[Measured], model: ModelConfig, start: Device) -> Device:
     return dataclasses.replace(device, host_step_s=host_step_s, host_request_s=host_request_s)
 
 
-def _bounds(cost: CostModel, shape: StepShape) -> tuple[float, float, float]:
-    """Layers, FLOPs of the parts that the peak bounds, and bytes of those that the bandwidth bounds."""
-    device, parts = cost.device, cost.parts(shape).values()
-    by_peak = [work.flops / device.flops > work.bytes / device.bandwidth for work in parts]
-    flops = sum(work.flops for work, peak in zip(parts, by_peak, strict=True) if peak)
-    moved = sum(work.bytes for work, peak in zip(parts, by_peak, strict=True) if not peak)
-    return cost.model.num_layers, flops, moved
+def _bounds(cost: CostModel, shape: StepShape) -> list[float]:
+    """Layers, then for each of RATES what it bounds: FLOPs of some parts and bytes of the others."""
+    amounts = dict.fromkeys(RATES, 0.0)
+    for part, work in cost.parts(shape).items():
+        flops, bandwidth = cost.device.rates(part)
+        prefix = "attention_" if part.endswith("attention") else ""
+        if work.flops / flops > work.bytes / bandwidth:
+            amounts[f"{prefix}flops"] += work.flops
+        else:
+            amounts[f"{prefix}bandwidth"] += work.bytes
+    return [cost.model.num_layers, *amounts.values()]
 
 
 def _least_squares(columns: np.ndarray) -> list[float]:

@@ -28,11 +28,18 @@ class Device:
     dtype: str
     flops: float  # a second, of matrix products
     bandwidth: float  # bytes a second
+    attention_flops: float  # the same two in attention, whose kernels may be further from what the device can do
+    attention_bandwidth: float
     memory: int  # free before the model is loaded
     layer_s: float  # of the device, for each layer of any step
     eager_layer_s: float  # the least that a layer takes when its kernels are launched one by one (no graph: prefill)
     host_step_s: float  # of the scheduler's thread, for each step
     host_request_s: float  # and for each request in it
+
+    def rates(self, part: str) -> tuple[float, float]:
+        """FLOPs and bytes a second in one of `CostModel.parts`."""
+        in_attention = part.endswith("attention")
+        return (self.attention_flops, self.attention_bandwidth) if in_attention else (self.flops, self.bandwidth)
 
     @classmethod
     def from_file(cls, path: Path) -> Device:
@@ -53,6 +60,8 @@ H200 = Device(
     dtype="bfloat16",
     flops=780e12,
     bandwidth=4.3e12,
+    attention_flops=780e12,
+    attention_bandwidth=4.3e12,
     memory=139 << 30,
     layer_s=48e-6,
     eager_layer_s=0.38e-3,
@@ -134,8 +143,10 @@ class CostModel:
 
     def device_seconds(self, shape: StepShape) -> float:
         device = self.device
-        parts = self.parts(shape).values()
-        arithmetic = sum([max(work.flops / device.flops, work.bytes / device.bandwidth) for work in parts])
+        arithmetic = 0.0
+        for name, work in self.parts(shape).items():
+            flops, bandwidth = device.rates(name)
+            arithmetic += max(work.flops / flops, work.bytes / bandwidth)
         busy = self.model.num_layers * device.layer_s + arithmetic
         return max(busy, self.model.num_layers * device.eager_layer_s) if shape.extends else busy
 

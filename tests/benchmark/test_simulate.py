@@ -16,7 +16,7 @@ from minisgl.benchmark import fit_device
 from minisgl.benchmark import simulate as command
 from minisgl.benchmark.__main__ import main
 from minisgl.benchmark.arrivals import TURNS, WORKLOADS, Arrival, Load, Segment, asking_for
-from minisgl.benchmark.fit_device import CASES, TOKENS, Measured, errors, fit
+from minisgl.benchmark.fit_device import CASES, RATES, TOKENS, Measured, errors, fit
 from minisgl.benchmark.simulation import NEVER, Result, simulate
 from minisgl.benchmark.trace_file import read_trace
 from minisgl.core.trace import read_events
@@ -278,14 +278,15 @@ def test_trace_is_in_virtual_time(tmp_path: Path) -> None:
 
 def test_a_fit_finds_the_device_that_made_the_times() -> None:
     """Steps timed by the model itself, on both sides of the roofline."""
-    true = Device("true", "cpu", "bfloat16", 2e11, 2e10, 1 << 34, 1e-4, 0.0, 3e-4, 2e-5)
+    true = Device("true", "cpu", "bfloat16", 2e11, 2e10, 5e10, 4e9, 1 << 34, 1e-4, 0.0, 3e-4, 2e-5)
     cost = CostModel(MODEL, true)
     shapes = [StepShape(n, n * length) for n, length in ((1, 50), (1, 4000), (16, 100), (64, 900))]
-    shapes += [StepShape(0, 0, ((0, n),)) for n in (30, 400, 3000, 8000)]
+    shapes += [StepShape(0, 0, ((0, n),)) for n in (30, 400, 3000, 8000)] + [StepShape(0, 0, ((0, 30),) * 100)]
     steps = [Measured(shape, cost.host_seconds(shape), cost.device_seconds(shape)) for shape in shapes]
-    found = fit(steps, MODEL, dataclasses.replace(true, flops=1e12, bandwidth=1e10, layer_s=0.0, host_step_s=0.0))
+    start = dict(zip(RATES, (1e11, 1e10, 1e11, 1e10), strict=True))
+    found = fit(steps, MODEL, dataclasses.replace(true, layer_s=0.0, host_step_s=0.0, **start))
     assert errors(steps, CostModel(MODEL, found))["max"] < 1e-3
-    for name in ("flops", "bandwidth", "layer_s", "host_step_s", "host_request_s"):
+    for name in (*RATES, "layer_s", "host_step_s", "host_request_s"):
         assert getattr(found, name) == pytest.approx(getattr(true, name), rel=1e-2), name
 
 

@@ -65,8 +65,10 @@ LLAMA = ModelConfig.from_dict(
         "max_position_embeddings": 131072,
     }
 )
-SLOW_MEMORY = Device("slow memory", "cuda", "bfloat16", 1e30, 1000.0, 1 << 30, 0.0, 0.0, 0.0, 0.0)
-SLOW_MATH = dataclasses.replace(SLOW_MEMORY, flops=1000.0, bandwidth=1e30)
+SLOW_MEMORY = Device("slow memory", "cuda", "bfloat16", 1e30, 1000.0, 1e30, 1000.0, 1 << 30, 0.0, 0.0, 0.0, 0.0)
+SLOW_MATH = dataclasses.replace(
+    SLOW_MEMORY, flops=1000.0, bandwidth=1e30, attention_flops=1000.0, attention_bandwidth=1e30
+)
 
 
 def scheduler_on(device: Device, **options: object) -> tuple[Scheduler, SimulatedEngine]:
@@ -120,19 +122,19 @@ def test_both_sides_of_the_roofline(shape: StepShape) -> None:
 def test_each_part_is_bound_by_its_own_side() -> None:
     """64 decoding requests at context 100, a device of 20 FLOPs a byte: products wait for the arithmetic, attention
     (2 FLOPs a byte here) for the memory."""
-    cost = CostModel(TINY, dataclasses.replace(H200, flops=20e6, bandwidth=1e6, layer_s=0.0))
+    cost = CostModel(TINY, dataclasses.replace(H200, flops=20e6, bandwidth=1e6, attention_bandwidth=5e5, layer_s=0.0))
     linear_flops, linear_bytes = 2 * 64 * 1152, 2 * 1152 + 64 * 2 * 112 * 2
     assert linear_flops / 20e6 < linear_bytes / 1e6, "activations count: at this size they are what bounds"
     head_flops, head_bytes = 2 * 64 * 800, 800 * 2
     assert head_flops / 20e6 > head_bytes / 1e6
     elementwise = 64 * 2 * 2 * (8 * 8 + 4 * (8 + 2 * 4) + 3 * 16)
-    moved = linear_bytes + 6400 * 32 + elementwise + 64 * 100 * 16
+    moved = linear_bytes + 2 * (6400 * 32) + elementwise + 64 * 100 * 16  # attention at half the speed here
     assert cost.device_seconds(StepShape(64, 6400)) == pytest.approx(head_flops / 20e6 + moved / 1e6)
 
 
 def test_overheads_of_layers_and_of_the_host() -> None:
     device = dataclasses.replace(
-        SLOW_MEMORY, bandwidth=1e30, layer_s=1.0, eager_layer_s=5.0, host_step_s=2.0, host_request_s=0.5
+        SLOW_MATH, flops=1e30, attention_flops=1e30, layer_s=1.0, eager_layer_s=5.0, host_step_s=2.0, host_request_s=0.5
     )
     cost = CostModel(TINY, device)
     assert cost.device_seconds(StepShape(3, 30)) == pytest.approx(2 * 1.0), "a graph: the layers' own overhead"
@@ -182,7 +184,9 @@ def test_streams_share_no_position() -> None:
 
 def test_time_passes_by_the_cost_model_and_no_other_way() -> None:
     """Two requests, a prefill of both and two decode steps: the clock at the end is the sum, to the nanosecond."""
-    device = dataclasses.replace(SLOW_MEMORY, bandwidth=1e6, host_step_s=0.25, host_request_s=0.125)
+    device = dataclasses.replace(
+        SLOW_MEMORY, bandwidth=1e6, attention_bandwidth=1e6, host_step_s=0.25, host_request_s=0.125
+    )
     scheduler, engine = scheduler_on(device)
     for uid in (0, 1):
         scheduler.add(uid, [uid + 1] * 5, SamplingParams(max_tokens=3, ignore_eos=True))
