@@ -9,9 +9,10 @@ from typing import Any
 
 import msgspec
 
+from minisgl.stage8.ask import RequestRefused
 from minisgl.stage8.call import MAX_TOKEN_ID
 from minisgl.stage8.errors import ApiError, bad_request
-from minisgl.stage8.frontend import Frontend, RequestRefused
+from minisgl.stage8.frontend import Frontend
 from minisgl.stage8.messages import Decode, Encode, Flush
 from minisgl.stage8.openai_protocol import check_model, decode_body
 from minisgl.stage8.service import Service

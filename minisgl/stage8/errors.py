@@ -12,7 +12,8 @@ from collections.abc import Mapping
 import msgspec
 from starlette.responses import Response
 
-from minisgl.stage8.frontend import EngineGone, QueueFull, RequestFailed, RequestRefused
+from minisgl.stage8.ask import EngineGone, RequestFailed, RequestRefused
+from minisgl.stage8.frontend import QueueFull
 
 MAX_MESSAGE = 500  # characters: an error never repeats a large input
 RETRY_AFTER = 1  # seconds

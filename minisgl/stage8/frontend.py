@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Awaitable, Iterable, Sequence
+from collections.abc import Awaitable, Sequence
 from contextlib import suppress
-from types import TracebackType
 from typing import Protocol
 
 from minisgl.core.trace import Tracer
+from minisgl.stage8.ask import Ask, EngineGone, RequestRefused
 from minisgl.stage8.messages import (
     TO_API,
     Abort,
@@ -34,24 +34,8 @@ from minisgl.stage8.metrics import Metrics
 Question = Tokenize | Encode | Decode | Flush
 
 
-class RequestRefused(ValueError):
-    """The request itself is at fault. param: the field that is, if one is."""
-
-    def __init__(self, message: str, param: str | None = None) -> None:
-        super().__init__(message)
-        self.param = param
-
-
 class QueueFull(RuntimeError):
     """As many requests are open as may be: try again later."""
-
-
-class RequestFailed(RuntimeError):
-    """The server failed on this request, which is a bug in it. It serves the others."""
-
-
-class EngineGone(RuntimeError):
-    """The engine ended this request, or cannot take any."""
 
 
 class Outbox(Protocol):
@@ -61,78 +45,6 @@ class Outbox(Protocol):
 
 class Inbox(Protocol):
     def recv(self) -> Awaitable[bytes]: ...
-
-
-class Ask:
-    """Requests that were sent off together, and their replies as they come.
-
-    Iterating gives lists of (index of the request, reply): all that has arrived since, so a slow reader gets longer
-    lists. Raises RequestRefused, RequestFailed or EngineGone when one of the requests fails, after the replies before
-    that. Use it in a `with`; leaving it aborts what has not ended.
-    """
-
-    def __init__(self, frontend: Frontend, uids: Sequence[int]) -> None:
-        self._frontend = frontend
-        self._open = {uid: index for index, uid in enumerate(uids)}
-        self._silent = set(self._open.values())  # those without any reply yet
-        self._arrived: list[tuple[int, Reply]] = []
-        self._failure: Exception | None = None
-        self._wake = asyncio.Event()
-
-    def __aiter__(self) -> Ask:
-        return self
-
-    async def __anext__(self) -> list[tuple[int, Reply]]:
-        while not self._arrived:
-            if self._failure is None and not self._open:
-                raise StopAsyncIteration
-            await self._more()
-        arrived, self._arrived = self._arrived, []
-        return arrived
-
-    async def begun(self, indices: Iterable[int]) -> None:
-        """Wait until each of these requests has a reply, taking none. Raises as iterating does."""
-        while not self._silent.isdisjoint(indices):
-            await self._more()
-
-    async def _more(self) -> None:
-        if self._failure is not None:
-            raise self._failure
-        self._wake.clear()
-        await self._wake.wait()
-
-    def put(self, reply: Reply) -> bool:
-        """Take in a reply to one of the open requests. Returns whether it was the last of that request."""
-        terminal = reply.error is not None or reply.finish_reason is not None
-        index = self._open.pop(reply.uid) if terminal else self._open[reply.uid]
-        if reply.error is not None:
-            self._failure = RequestFailed(reply.error) if reply.is_bug else RequestRefused(reply.error, reply.param)
-        elif reply.finish_reason == "abort":
-            self._failure = EngineGone("the server ended this request before it was finished")
-        else:
-            self._silent.discard(index)
-            self._arrived.append((index, reply))
-        self._wake.set()
-        return terminal
-
-    def fail(self, error: Exception) -> None:
-        self._failure = error
-        self._open.clear()
-        self._wake.set()
-
-    def close(self) -> None:
-        """Abort what has not ended. May be called twice, and never waits: it is safe while being cancelled."""
-        uids = list(self._open)
-        self._open.clear()
-        self._wake.set()
-        for uid in uids:
-            self._frontend.abort(uid)
-
-    def __enter__(self) -> Ask:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
 
 
 class Frontend:
@@ -178,7 +90,7 @@ class Frontend:
             raise RequestRefused(f"{len(requests)} answers in one call: at most {self.max_open} may be open at once")
         if self.num_open + len(requests) > self.max_open:
             raise QueueFull(f"{self.num_open} of at most {self.max_open} requests are open: try again later")
-        ask, now = Ask(self, [request.uid for request in requests]), time.monotonic()
+        ask, now = Ask([request.uid for request in requests], self.abort), time.monotonic()
         try:
             for request in requests:
                 self._send(request)

@@ -12,7 +12,7 @@ from typing import Any
 import zmq
 import zmq.asyncio
 
-from minisgl.stage8.frontend import EngineGone
+from minisgl.stage8.ask import EngineGone
 from minisgl.stage8.launch import Processes
 from minisgl.stage8.messages import Message, encode
 

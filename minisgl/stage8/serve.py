@@ -195,9 +195,11 @@ class Server:
         import uvicorn  # here, so that the processes need not wait for these imports
 
         from minisgl.stage8.api import create_app
+        from minisgl.stage8.connection import Connection
 
         config = uvicorn.Config(
             create_app(self.service, self.config.api_key, self.config.admin_key),
+            http=Connection,
             log_config=None,
             log_level="warning",
             access_log=False,

@@ -11,9 +11,10 @@ from fake_ring import FakeRing, reply
 
 from minisgl.core.sampling_params import SamplingParams
 from minisgl.core.trace import Tracer
+from minisgl.stage8.ask import MAX_UNREAD, Ask, EngineGone, RequestFailed, RequestRefused
 from minisgl.stage8.errors import as_api_error
-from minisgl.stage8.frontend import Ask, EngineGone, Frontend, QueueFull, RequestFailed, RequestRefused
-from minisgl.stage8.messages import Replies, Tokenize, encode
+from minisgl.stage8.frontend import Frontend, QueueFull
+from minisgl.stage8.messages import Replies, Reply, Tokenize, encode
 
 Test = Callable[[Frontend, FakeRing], Awaitable[None]]
 
@@ -74,6 +75,33 @@ def test_a_slow_reader_gets_all_that_has_come_in_one_list() -> None:
                 await settle()
                 assert [one.text for _, one in await anext(ask)] == list("abcd")
                 assert [replies async for replies in ask] == []
+
+    asyncio.run(test())
+
+
+def test_what_a_reader_leaves_unread_stays_small_and_whole() -> None:
+    """Replies to two choices; the reader takes the first, and the rest at the end."""
+
+    async def test() -> None:
+        ring = FakeRing(silent)
+        async with listening(ring) as frontend:
+            with frontend.ask(requests(frontend, 2)) as ask:
+                ring.give(reply(0, "first"))
+                await anext(ask)
+                pieces = [f"{i} " for i in range(10 * MAX_UNREAD)]
+                for piece in pieces:
+                    ring.give(reply(0, piece), reply(1, piece, tokens=2))
+                    await settle()
+                    assert len(ask._arrived) <= MAX_UNREAD
+                ring.give(reply(0, "end", "stop"), reply(1, "end", "length"))
+                found: dict[int, list[Reply]] = {0: [], 1: []}
+                async for replies in ask:
+                    for index, one in replies:
+                        found[index].append(one)
+            for index, reason, tokens in ((0, "stop", 1), (1, "length", 2)):
+                assert "".join(one.text for one in found[index]) == "".join([*pieces, "end"])
+                assert sum(len(one.token_ids) for one in found[index]) == tokens * len(pieces) + 1
+                assert [one.finish_reason for one in found[index] if one.finish_reason] == [reason]
 
     asyncio.run(test())
 

@@ -1,0 +1,66 @@
+"""How long a client may keep a connection waiting. Knows nothing of what is asked or answered.
+
+uvicorn limits only the silence between two requests. A client that never ends its request, or never reads its answer,
+would keep a descriptor for ever, and in the latter case the place of a request that could be open instead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
+
+READ_SECONDS = 60.0  # for a whole request, from the connection or from its first byte
+WRITE_SECONDS = 120.0  # without taking anything of what is there to be read
+
+
+class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # uvicorn chooses it when it is imported
+    """A client that keeps it waiting for longer is disconnected, which aborts its request."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._reading: asyncio.TimerHandle | None = None
+        self._writing: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        super().connection_made(transport)
+        self._reading = self.loop.call_later(READ_SECONDS, transport.abort)
+
+    def data_received(self, data: bytes) -> None:
+        before = self.cycle
+        super().data_received(data)
+        has_begun = self.cycle is not None and not (self.cycle is before and before.response_complete)
+        if has_begun and not self.cycle.more_body:
+            self._reading = _cancelled(self._reading)
+        elif self._reading is None:
+            self._reading = self.loop.call_later(READ_SECONDS, self.transport.abort)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._watch(self.transport.get_write_buffer_size())
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._writing = _cancelled(self._writing)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._reading, self._writing = _cancelled(self._reading), _cancelled(self._writing)
+        super().connection_lost(error)
+
+    def _watch(self, unread: int) -> None:
+        self._writing = self.loop.call_later(WRITE_SECONDS, self._stalled, unread)
+
+    def _stalled(self, unread: int) -> None:
+        """A client that is only slow has taken something since, though the buffer is still full."""
+        now_unread = self.transport.get_write_buffer_size()
+        if now_unread < unread:
+            self._watch(now_unread)
+        else:
+            self.transport.abort()
+
+
+def _cancelled(timer: asyncio.TimerHandle | None) -> asyncio.TimerHandle | None:
+    if timer is not None:
+        timer.cancel()
+    return None

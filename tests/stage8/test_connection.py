@@ -1,0 +1,138 @@
+"""Connections that wait for their client: for how long, and for whom longer. Real sockets, limits of a moment."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+
+import pytest
+import uvicorn
+
+from minisgl.stage8 import connection
+
+HEAD = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\n\r\n"
+Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+@pytest.fixture(autouse=True)
+def _short_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "READ_SECONDS", 0.2)
+    monkeypatch.setattr(connection, "WRITE_SECONDS", 0.2)
+
+
+class App:
+    """Reads the body, waits, and answers with so many bytes."""
+
+    def __init__(self, size: int = 2, wait: float = 0.0) -> None:
+        self.size, self.wait = size, wait
+        self.events: list[str] = []
+
+    async def __call__(self, scope: dict, receive: Callable, send: Callable) -> None:
+        message = await receive()
+        while message.get("more_body"):
+            message = await receive()
+        if message["type"] == "http.disconnect":
+            self.events.append("gone before the answer")
+            return
+        await asyncio.sleep(self.wait)
+        length = [(b"content-length", str(self.size).encode())]
+        await send({"type": "http.response.start", "status": 200, "headers": length})
+        await send({"type": "http.response.body", "body": b"x" * self.size, "more_body": True})
+        await send({"type": "http.response.body"})
+        self.events.append("gone" if (await receive())["type"] == "http.disconnect" else "more")
+
+
+def talk(app: App, what: Talk) -> None:
+    async def main() -> None:
+        config = uvicorn.Config(app, http=connection.Connection, port=0, log_level="error", lifespan="off")
+        server = uvicorn.Server(config)
+        running = asyncio.create_task(server.serve())
+        while not server.started:
+            await asyncio.sleep(0.01)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
+        try:
+            await asyncio.wait_for(what(reader, writer), 30)
+        finally:
+            writer.transport.abort()
+            server.should_exit = True
+            await running
+
+    asyncio.run(main())
+
+
+async def closed(reader: asyncio.StreamReader) -> None:
+    with suppress(ConnectionError):
+        while await reader.read(65536):
+            pass
+
+
+@pytest.mark.parametrize("data", [b"", HEAD[:20], HEAD, HEAD + b"abc"])
+def test_a_request_that_never_ends_is_not_waited_for(data: bytes) -> None:
+    async def what(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(data)
+        await closed(reader)
+
+    app = App()
+    talk(app, what)
+    assert app.events == (["gone before the answer"] if data.startswith(HEAD) else [])
+
+
+def test_nor_is_a_second_request_on_the_same_connection() -> None:
+    async def what(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(HEAD + b"abcd")
+        assert b"200" in await reader.readuntil(b"xx")
+        writer.write(HEAD[:20])
+        await closed(reader)
+
+    talk(App(), what)
+
+
+def test_a_request_that_dribbles_has_no_more_time() -> None:
+    async def what(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        closing = asyncio.create_task(closed(reader))
+        while not closing.done():
+            writer.write(b"GET / HTTP/1.1\r\nX: " if not writer.transport.is_closing() else b"")
+            await asyncio.sleep(0.02)
+
+    app = App()
+    talk(app, what)
+    assert app.events == []
+
+
+def test_an_answer_may_take_its_time() -> None:
+    async def what(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(HEAD + b"abcd")
+        assert b"200" in await reader.readuntil(b"xx")
+
+    talk(App(wait=1.0), what)
+
+
+def test_a_client_that_reads_nothing_is_left() -> None:
+    async def what(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        writer.write(HEAD + b"abcd")
+        while not app.events:
+            await asyncio.sleep(0.01)
+
+    app = App(size=64 << 20)
+    talk(app, what)
+    assert app.events == ["gone"]
+
+
+def test_one_that_reads_slowly_gets_all_of_it() -> None:
+    """More than the system's buffers hold, in one piece: each pause is shorter than the limit, all are longer."""
+
+    async def what(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(HEAD + b"abcd")
+        head = await reader.readuntil(b"\r\n\r\n")
+        size, count = 32 << 20, 0
+        while count < size:
+            data = await reader.read(1 << 20)
+            assert data, f"closed after {count} of {size} bytes; {head!r}"
+            count += len(data)
+            if count % (4 << 20) < len(data):
+                await asyncio.sleep(0.1)
+
+    talk(App(size=32 << 20), what)
