@@ -2,7 +2,7 @@
 
     python3 dev/setup.py serve [server flags]     the server, in the foreground
     python3 dev/setup.py test [pytest arguments]  ruff, mypy and the tests: what CI runs
-    python3 dev/setup.py notebooks                JupyterLab
+    python3 dev/setup.py notebooks [NOTEBOOK]     JupyterLab, with the first notebook open, or another of this checkout
     python3 dev/setup.py site                     the course as a website, in build/site
 
 Needs only Python 3.10 to 3.13. The first run installs (a minute or two); later ones see that nothing changed and start
@@ -34,9 +34,9 @@ CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 EXTRAS = {"serve": set(), "test": {"dev", "notebooks", "site"}, "notebooks": {"notebooks"}, "site": {"site"}}
 MODULES = {
     "serve": ["minisgl.stage8"],
-    "notebooks": ["jupyterlab"],
     "site": ["sphinx", "-q", "-W", "-c", "dev/site", ".", "build/site"],
 }
+FIRST_NOTEBOOK = ROOT / "notebooks" / "stage1_naive.ipynb"
 STEPS = {
     "ruff check": ["ruff", "check"],
     "ruff format": ["ruff", "format", "--check"],
@@ -75,9 +75,22 @@ def main() -> None:
     install(EXTRAS[command] | ({"cuda"} if gpu else set()), torch_attempts(platform.system(), gpu))
     if command == "test":
         sys.exit(run_checks(rest))
-    module = MODULES[command]
+    module = [*MODULES[command], *rest] if command in MODULES else jupyterlab(rest)
     say(f"starting {module[0]}")
-    os.execv(PYTHON, [PYTHON, "-m", *module, *rest])  # signals and the exit status are then its own
+    os.execv(PYTHON, [PYTHON, "-m", *module])  # signals and the exit status are then its own
+
+
+def jupyterlab(arguments: list[str]) -> list[str]:
+    """The module and its arguments, for the notebook among these or else the first. JupyterLab prints its address
+    itself, and goes on without a browser."""
+    named = [argument for argument in arguments if argument.endswith(".ipynb")]
+    notebook = Path(named[0]).resolve() if named else FIRST_NOTEBOOK
+    if not notebook.is_file() or ROOT not in notebook.parents:
+        sys.exit(f"error: there is no notebook {notebook} in {ROOT}: ls {FIRST_NOTEBOOK.parent} shows them")
+    path = notebook.relative_to(ROOT).as_posix()
+    say(f"{path} opens in your browser; without one, open the address http://localhost:…/{path}?token=… printed below")
+    rest = [argument for argument in arguments if argument not in named]
+    return ["jupyterlab", f"--ServerApp.root_dir={ROOT}", f"--LabApp.default_url=/lab/tree/{path}", *rest]
 
 
 def has_gpu() -> bool:

@@ -1,7 +1,13 @@
 """The set-up script: which torch it chooses, and when an environment may be used as it is."""
 
 import importlib.util
+import json
+import os
+import re
+import subprocess
 import sys
+import threading
+import urllib.request
 from dataclasses import replace
 from pathlib import Path
 
@@ -46,6 +52,47 @@ def test_a_finished_install_is_reused_when_it_holds_what_is_wanted(wanted, serve
     unfinished = replace(DONE, finished=False)
     assert not unfinished.serves(wanted)
     assert not unfinished.can_grow_into(wanted)
+
+
+def test_jupyterlab_opens_a_notebook(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    root = SCRIPT.parent.parent
+    first = setup.jupyterlab(["--no-browser"])
+    assert first == [
+        "jupyterlab",
+        f"--ServerApp.root_dir={root}",
+        "--LabApp.default_url=/lab/tree/notebooks/stage1_naive.ipynb",
+        "--no-browser",
+    ]
+    assert (
+        "notebooks/stage1_naive.ipynb opens in your browser; without one, open the address" in capsys.readouterr().err
+    )
+    monkeypatch.chdir(root / "notebooks")
+    second = setup.jupyterlab(["stage2_kv_cache.ipynb", "--port", "9000"])
+    assert second[2:] == ["--LabApp.default_url=/lab/tree/notebooks/stage2_kv_cache.ipynb", "--port", "9000"]
+    with pytest.raises(SystemExit, match="there is no notebook .*stage99.ipynb"):
+        setup.jupyterlab(["stage99.ipynb"])
+
+
+@pytest.mark.slow
+def test_jupyterlab_says_where_it_is(tmp_path: Path) -> None:
+    """Without a browser it serves all the same, and prints the notebook's own address, which answers."""
+    pytest.importorskip("jupyterlab")
+    arguments = setup.jupyterlab(["--no-browser", "--allow-root", "--port=0", "--ServerApp.port_retries=0"])
+    environment = {**os.environ, "HOME": str(tmp_path), "JUPYTER_RUNTIME_DIR": str(tmp_path / "runtime")}
+    command = [sys.executable, "-m", *arguments]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=tmp_path, env=environment) as lab:
+        assert lab.stderr is not None
+        stopper = threading.Timer(60, lab.kill)
+        stopper.start()
+        try:
+            address = next(found[0] for line in lab.stderr if (found := re.search(r"http://localhost\S+", line)))
+            assert "/lab/tree/notebooks/stage1_naive.ipynb?token=" in address
+            contents = address.replace("/lab/tree/", "/api/contents/")
+            with urllib.request.urlopen(contents, timeout=30) as answer:
+                assert json.load(answer)["type"] == "notebook"
+        finally:
+            stopper.cancel()
+            lab.kill()
 
 
 def test_ci_runs_the_documented_command() -> None:
