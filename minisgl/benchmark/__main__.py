@@ -11,6 +11,7 @@ from minisgl.benchmark import (
     ablation,
     check_model,
     decode_step,
+    evidence,
     fit_device,
     kernels,
     offline,
@@ -32,6 +33,7 @@ COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None], Run]] 
     "ablation": ("offline, with one optimisation after another off", ablation.add_arguments, ablation.main),
     "check-model": ("logits of a model of yours against transformers", check_model.add_arguments, check_model.main),
     "simulate": ("a workload on a device that is not here", simulate.add_arguments, simulate.main),
+    "evidence": ("every policy and setting of the scheduler, simulated", evidence.add_arguments, evidence.main),
     "fit-device": ("this machine's constants, for simulate", fit_device.add_arguments, fit_device.main),
     "stages": ("every stage beside transformers, on this machine", stages.add_arguments, stages.main),
 }

@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 from datetime import date
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -118,7 +118,7 @@ def fit(steps: Sequence[Measured], model: ModelConfig, start: Device) -> Device:
         cost = CostModel(model, device)
         columns = np.array([_bounds(cost, step.shape) for step in steps])  # [steps, 1 + rates]
         layer_s, *each = _least_squares(columns / times[:, None])
-        rates = {name: 1 / cost_s for name, cost_s in zip(RATES, each, strict=True) if cost_s}
+        rates: dict[str, Any] = {name: 1 / cost_s for name, cost_s in zip(RATES, each, strict=True) if cost_s}
         found = dataclasses.replace(device, layer_s=layer_s, **rates)
         if all(math.isclose(getattr(found, name), getattr(device, name)) for name in RATES):
             break

@@ -30,18 +30,25 @@ QUANTILES = (50, 90, 99, 100)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model-config", default="qwen3-0.6b", help=f"a model folder, or {', '.join(CONFIGS)}")
-    parser.add_argument("--device", default="h200", help="h200, or cpu:FIT.json as fit-device wrote it")
     parser.add_argument(
         "--workload",
         default="uniform",
         help=f"{', '.join(WORKLOADS)}, or a trace file (JSON lines of Mooncake or Qwen-Bailian)",
     )
-    parser.add_argument("--requests", type=int, default=1000, metavar="N")
-    parser.add_argument("--rate", type=float, metavar="R", help="requests a second on average; default: all at once")
     parser.add_argument(
         "--time-scale", type=float, default=1.0, help="of a trace file's times: 2 is half as fast, 0 at once"
     )
+    parser.add_argument("--trace", type=Path, metavar="FILE", help="write Perfetto's JSON here, in virtual time")
+    parser.add_argument("--json", action="store_true", help="one object on standard output in place of tables")
+    add_load_arguments(parser)
+
+
+def add_load_arguments(parser: argparse.ArgumentParser) -> None:
+    """Of every workload, and of the engine that it is served by."""
+    parser.add_argument("--model-config", default="qwen3-0.6b", help=f"a model folder, or {', '.join(CONFIGS)}")
+    parser.add_argument("--device", default="h200", help="h200, or cpu:FIT.json as fit-device wrote it")
+    parser.add_argument("--requests", type=int, default=1000, metavar="N")
+    parser.add_argument("--rate", type=float, metavar="R", help="requests a second on average; default: all at once")
     parser.add_argument("--prompt-len", type=int, default=512, help="mean of prompts, or of messages", metavar="N")
     parser.add_argument("--output-len", type=int, default=128, help="mean of answers", metavar="N")
     parser.add_argument(
@@ -51,8 +58,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--max-seq-len", type=int, metavar="N", help="refuse longer requests; default: the model's limit"
     )
-    parser.add_argument("--trace", type=Path, metavar="FILE", help="write Perfetto's JSON here, in virtual time")
-    parser.add_argument("--json", action="store_true", help="one object on standard output in place of tables")
     group = parser.add_argument_group("scheduler")
     for field in dataclasses.fields(OverlapConfig):
         if field.name in ELSEWHERE:
@@ -67,11 +72,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> None:
     """Standard output depends on the arguments alone; how fast the simulation was goes to standard error."""
-    names = [field.name for field in dataclasses.fields(OverlapConfig) if field.name not in ELSEWHERE]
-    config = make_config(
-        OverlapConfig, {"max_seq_len": args.max_seq_len, **{name: getattr(args, name) for name in names}}
-    )
     arrivals, model, device = workload(args), model_config(args.model_config), find_device(args.device)
+    config = engine_config(args)
     start = time.perf_counter()
     result = simulate(arrivals, config, model, device, args.trace)
     seconds = time.perf_counter() - start
@@ -81,15 +83,21 @@ def main(args: argparse.Namespace) -> None:
     print(f"simulated in {seconds:.1f} s: {speed:,.0f} requests a minute", file=sys.stderr)
 
 
+def engine_config(args: argparse.Namespace) -> OverlapConfig:
+    names = [field.name for field in dataclasses.fields(OverlapConfig) if field.name not in ELSEWHERE]
+    return make_config(
+        OverlapConfig, {"max_seq_len": args.max_seq_len, **{name: getattr(args, name) for name in names}}
+    )
+
+
 def workload(args: argparse.Namespace) -> list[Arrival]:
     arrivals = described(args)
     return arrivals if args.max_tokens is None else asking_for(args.max_tokens, arrivals)
 
 
 def described(args: argparse.Namespace) -> list[Arrival]:
-    load = Load(args.requests, args.rate, args.prompt_len, args.output_len, args.seed)
     if args.workload in WORKLOADS:
-        return WORKLOADS[args.workload](load)
+        return WORKLOADS[args.workload](Load(args.requests, args.rate, args.prompt_len, args.output_len, args.seed))
     if not Path(args.workload).is_file():
         raise ValueError(f"--workload must be {', '.join(WORKLOADS)} or a trace file, not {args.workload!r:.200}")
     if args.rate is not None:
