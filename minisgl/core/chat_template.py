@@ -1,13 +1,15 @@
 """Renders a conversation with the model's own Jinja template, never one from a request. Knows nothing of tokens.
 
 The environment is that of `transformers.utils.chat_template_utils`, for which the templates of the hub are written.
-A template is somebody else's program: it runs in Jinja's immutable sandbox, and what it writes is bounded.
+A template is somebody else's program: it runs in Jinja's immutable sandbox, and what it writes is bounded. So is what
+one operation can make of little (`"x" * 10**9`, `9**(9**9)`); the server bounds its time (`stage8.tokenizer`).
+Not bounded is the memory of a text that is doubled again and again: whoever serves a model trusts it that far.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from datetime import datetime
 from typing import Any, NoReturn
 
@@ -18,6 +20,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 MAX_RENDERED_CHARS = 2**24  # above the text of any context window, below what would exhaust memory
+MAX_BASE, MAX_EXPONENT = 2**31, 64
 MAX_MESSAGE_CHARS = 300
 
 
@@ -44,9 +47,10 @@ class ChatTemplate:
             raise ChatTemplateError("there are no messages: give at least one")
         present = [{key: value for key, value in message.items() if value is not None} for message in messages]
         known = {"messages": present, "add_generation_prompt": add_generation_prompt, **self._special_tokens}
-        for name in kwargs.keys() & known.keys():
+        known |= {"tools": None, "documents": None}
+        for name in sorted(kwargs.keys() & {*known, "chat_template"}):
             raise ChatTemplateError(f"{name} cannot be set as a variable of the chat template: the server sets it")
-        return self._render({"tools": None, "documents": None, **kwargs, **known})
+        return self._render({**kwargs, **known})
 
     def _render(self, variables: dict[str, Any]) -> str:
         pieces, size = [], 0
@@ -65,10 +69,33 @@ class ChatTemplate:
         return "".join(pieces)
 
 
+class _Sandbox(ImmutableSandboxedEnvironment):
+    intercepted_binops = frozenset(["*", "**", "+"])
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        if operator == "**" and not (abs(left) <= MAX_BASE and abs(right) <= MAX_EXPONENT):
+            raise OverflowError(f"{left!r:.20} ** {right!r:.20} is too large a power")
+        size = 0
+        if operator == "+" and isinstance(left, Sized) and isinstance(right, Sized):
+            size = len(left) + len(right)
+        elif operator == "*":
+            size = max(_repeated(left, right), _repeated(right, left))
+        if size > MAX_RENDERED_CHARS:
+            raise OverflowError(f"an operation makes something of size {size}, over the limit of {MAX_RENDERED_CHARS}")
+        return super().call_binop(context, operator, left, right)
+
+
+def _repeated(what: Any, times: Any) -> int:
+    """The size of a product: characters, elements, or bits."""
+    if not isinstance(times, int):
+        return 0
+    if isinstance(what, int):
+        return what.bit_length() + times.bit_length()
+    return len(what) * times if isinstance(what, Sized) else 0
+
+
 def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _GenerationBlock]
-    )
+    environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _GenerationBlock])
     environment.filters["tojson"] = _to_json
     environment.globals["namespace"] = _Namespace
     environment.globals["raise_exception"] = _raise_exception

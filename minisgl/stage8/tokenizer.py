@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable, Sequence
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
 from minisgl.core.llm import check_prompt
 from minisgl.core.sampling_params import MAX_SEED, SamplingParams
@@ -31,6 +34,7 @@ from minisgl.stage8.messages import (
 log = logging.getLogger("minisgl")
 
 MAX_ERROR_CHARS = 300
+TEMPLATE_SECONDS = 5.0  # a template is a program, and all other requests wait for it
 
 Outcome = list[int] | BaseException  # of one request: its ids, or why there are none
 
@@ -88,7 +92,8 @@ class TokenizerRole:
         if [request.text, request.token_ids, request.chat].count(None) != 2:
             raise ValueError("a request needs exactly one of text, token ids and chat messages")
         if request.chat is not None:
-            return self._tokenizer.apply_chat_template(request.chat, **request.template_kwargs)
+            with time_limit(TEMPLATE_SECONDS, "the chat template"):
+                return self._tokenizer.apply_chat_template(request.chat, **request.template_kwargs)
         return request.text if request.text is not None else request.token_ids or []
 
     def _result(self, request: Tokenize, outcome: Outcome) -> Generate | Rejected:
@@ -121,6 +126,26 @@ def _rejected(uid: int, error: BaseException) -> Rejected:
     words = one_line(error, MAX_ERROR_CHARS)
     field = words.partition(" ")[0]
     return Rejected(uid, words, field if field in SamplingParams.__dataclass_fields__ else None, is_bug)
+
+
+@contextmanager
+def time_limit(seconds: float, what: str) -> Iterator[None]:
+    """Raises TimeoutError within what takes longer. Only in the main thread, where signals arrive; elsewhere no limit.
+    One long call of C is not interrupted: what a template can do within one is bounded where it is rendered."""
+
+    def ring(*_: object) -> NoReturn:
+        raise TimeoutError(f"{what} took over {seconds:g} s: send fewer or shorter messages")
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def _attempt(call: Callable[..., Any], *args: Any) -> Any:

@@ -160,3 +160,39 @@ def assert_constant_cost(tokenizer: Tokenizer, token_ids: list[int]) -> None:
     out = pieces(tokenizer, ids)
     assert backend.decoded < 60 * len(ids)
     assert "".join(out) == tokenizer.decode(ids)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(data=st.data())
+def test_an_answer_goes_on_where_its_prompt_ended(
+    tokenizers: dict[str, Tokenizer], kind: str, data: st.DataObject
+) -> None:
+    """Within a character too, and with the space that the decoder drops from what comes first."""
+    tokenizer = tokenizers[kind]
+    ids = data.draw(st.lists(st.integers(0, min(400, tokenizer.vocab_size + 3)), max_size=120))
+    at = data.draw(st.integers(0, len(ids)))
+    text, one_by_one = IncrementalDetokenizer(tokenizer), IncrementalDetokenizer(tokenizer)
+    before = text.begin_after(ids[:at])
+    assert before == "".join(map(one_by_one.add, ids[:at]))
+    assert before + "".join(map(text.add, ids[at:])) + text.finish() == tokenizer.decode(ids)
+
+
+@pytest.mark.parametrize("kind", ["byte level", "byte fallback", "metaspaces", "words"])
+@given(text=TEXTS)
+def test_a_text_is_the_bytes_of_its_tokens(tokenizers: dict[str, Tokenizer], kind: str, text: str) -> None:
+    tokenizer = tokenizers[kind]
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    data = b"".join(map(tokenizer.token_bytes, ids))
+    decoded = tokenizer.decode(ids)
+    assert data.decode(errors="replace").removeprefix(" ") == decoded.removeprefix(" ") or "\ufffd" in decoded
+
+
+def test_bytes_of_single_tokens(tokenizers: dict[str, Tokenizer]) -> None:
+    fallback, level = tokenizers["byte fallback"], tokenizers["byte level"]
+    assert fallback.token_bytes(3 + 0xE4) == b"\xe4"
+    the = fallback.encode("the", add_special_tokens=False)[0]
+    assert fallback.token_bytes(the) == b" the", "within a text"
+    assert b"".join(map(level.token_bytes, level.encode(" \u4e16"))) == " \u4e16".encode()
+    assert level.token_bytes(2) == b"<|im_end|>"
+    for tokenizer in tokenizers.values():
+        assert tokenizer.token_bytes(tokenizer.vocab_size + 5) == b""

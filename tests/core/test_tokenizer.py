@@ -295,6 +295,13 @@ def test_error_messages_are_bounded(spm_folder: Path) -> None:
         "{% set ns = namespace(__html__=1) %}",
         "{% set ns = namespace() %}{% set ns.__call__ = 1 %}",
         "{% for i in range(10 ** 9) %}{% endfor %}",
+        "{{ ('x' * 10 ** 9) | length }}",
+        "{{ (10 ** 9 * [1]) | length }}",
+        "{{ 9 ** (9 ** 9) }}",
+        "{% set ns = namespace(n=99) %}{% for i in range(40) %}{% set ns.n = ns.n * ns.n %}{% endfor %}",
+        "{{ 2.0 ** 'x' }}",
+        "{{ 10 ** 30 ** 30 }}",
+        "{% set ns = namespace(s='x') %}{% for i in range(40) %}{% set ns.s = ns.s + ns.s %}{% endfor %}",
         "{% include '/etc/passwd' %}",
     ],
 )
@@ -309,10 +316,23 @@ def test_runaway_output_is_stopped(spm_folder: Path) -> None:
         chat_tokenizer(spm_folder, template).apply_chat_template([{"role": "user", "content": "x" * 10**4}])
 
 
-@pytest.mark.parametrize("name", ["bos_token", "eos_token"])
+def test_operations_within_bounds_are_python_s(spm_folder: Path) -> None:
+    template = "{{ 2 ** 10 }} {{ 3 * 4 }} {{ 'ab' * 2 }} {{ [1] + [2] }} {{ 'a' + 'b' }} {{ 1.5 + 2 }} {{ 4 ** 0.5 }}"
+    assert chat_tokenizer(spm_folder, template).apply_chat_template(CHAT) == "1024 12 abab [1, 2] ab 3.5 2.0"
+
+
+NAMES = ["bos_token", "eos_token", "messages", "add_generation_prompt", "tools", "documents", "chat_template"]
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_requests_cannot_set_what_the_server_sets(pair: tuple[Tokenizer, Any], name: str) -> None:
     with pytest.raises(ChatTemplateError, match=f"{name} cannot be set"):
         pair[0].apply_chat_template(CHAT, **{name: "x"})
+
+
+def test_any_other_name_is_just_a_variable(spm_folder: Path) -> None:
+    tokenizer = chat_tokenizer(spm_folder, "{{ self is defined }} {{ token_ids }} {{ namespace }}")
+    assert tokenizer.apply_chat_template(CHAT, **{"self": 1, "token_ids": 2, "namespace": None}) == "True 2 None"
 
 
 def test_no_messages(pair: tuple[Tokenizer, Any]) -> None:

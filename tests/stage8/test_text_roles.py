@@ -110,6 +110,69 @@ def test_a_panic_of_the_tokenizer_costs_one_request(role: TokenizerRole, monkeyp
     assert [type(result) for result in results] == [Rejected, Generate]
 
 
+def test_a_template_that_takes_for_ever_costs_one_request(
+    tokenizer: Tokenizer, role: TokenizerRole, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+    slow = Tokenizer(tokenizer._backend, chat_template=source)
+    monkeypatch.setattr("minisgl.stage8.tokenizer.TEMPLATE_SECONDS", 0.2)
+    role = TokenizerRole(slow, vocab_size=49152, info=INFO, seed=0)
+    chat = Tokenize(1, PARAMS, chat=[{"role": "user", "content": "x"}])
+    refused, good = role.handle([chat, Tokenize(2, PARAMS, text="x")])
+    assert isinstance(refused, Rejected)
+    assert "took over 0.2 s" in refused.message
+    assert not refused.is_bug
+    assert isinstance(good, Generate)
+
+
+def test_variables_of_the_template(tokenizer: Tokenizer) -> None:
+    source = "{{ messages[0].content }}{% if shout %}!{% endif %}"
+    role = TokenizerRole(Tokenizer(tokenizer._backend, chat_template=source), vocab_size=49152, info=INFO, seed=0)
+    chat = [{"role": "user", "content": "x"}]
+    asked: list[dict[str, Any]] = [{"shout": True}, {"other": 1, "self": None}, {"messages": "x"}]
+    loud, quiet, refused = role.handle([Tokenize(1, PARAMS, chat=chat, template_kwargs=kwargs) for kwargs in asked])
+    assert isinstance(loud, Generate)
+    assert isinstance(quiet, Generate)
+    assert (loud.prompt_ids, quiet.prompt_ids) == (tokenizer.encode("x!"), tokenizer.encode("x"))
+    assert isinstance(refused, Rejected)
+    assert "messages cannot be set" in refused.message
+
+
+@pytest.mark.parametrize(
+    ("field", "params"),
+    [
+        ("stop_token_ids", SamplingParams(max_tokens=4, stop_token_ids=(49152,))),
+        ("logit_bias", SamplingParams(max_tokens=4, logit_bias={1: 1.0, 49152: 2.0})),
+    ],
+)
+def test_ids_past_the_vocabulary_are_refused_by_their_field(
+    role: TokenizerRole, field: str, params: SamplingParams
+) -> None:
+    (refused,) = role.handle([Tokenize(1, params, text="a")])
+    assert isinstance(refused, Rejected)
+    assert refused.param == field
+    assert "49152" in refused.message
+
+
+def test_a_minimum_that_the_context_does_not_leave(role: TokenizerRole) -> None:
+    endless = SamplingParams(max_tokens=2**31 - 1, min_tokens=28)
+    requests = [Tokenize(uid, endless, token_ids=[7] * (100 + uid), fill_context=True) for uid in (1, 2)]
+    good, refused = role.handle(requests)
+    assert isinstance(good, Generate)
+    assert (good.params.max_tokens, good.params.min_tokens) == (28, 28)
+    assert isinstance(refused, Rejected)
+    assert refused.param == "min_tokens"
+
+
+def test_what_only_the_detokenizer_needs_goes_along(role: TokenizerRole) -> None:
+    wishes: dict[str, Any] = {"stop": ["x"], "echo": "before"}
+    text, ids = role.handle([Tokenize(1, PARAMS, text="a", **wishes), Tokenize(2, PARAMS, token_ids=[7], **wishes)])
+    assert isinstance(text, Generate)
+    assert isinstance(ids, Generate)
+    assert (text.stop, text.echo, text.text) == (["x"], "before", "a")
+    assert (ids.stop, ids.echo, ids.text) == (["x"], "before", None)
+
+
 def test_what_the_context_leaves_is_what_the_pool_leaves_too(role: TokenizerRole) -> None:
     (filled,) = role.handle([Tokenize(1, PARAMS, token_ids=[7] * 100, fill_context=True)])
     assert isinstance(filled, Generate)
