@@ -24,14 +24,17 @@ class Inbox(Protocol):
 
 
 def carry_out(scheduler: Scheduler, orders: list[Order]) -> list[TokenOutput]:
-    """Returns the last outputs of what was aborted."""
+    """Returns the last outputs of what was aborted, whose pages come back in one operation."""
     outputs: list[TokenOutput] = []
-    for order in orders:
-        if isinstance(order, AddRequests):
-            for request in order.requests:
-                scheduler.add(request.uid, request.prompt_ids, request.sampling_params)
-        elif isinstance(order, Abort):
-            outputs += [output for uid in order.uids for output in scheduler.abort(uid)]
+    if not orders:
+        return outputs
+    with scheduler.cache.freeing():
+        for order in orders:
+            if isinstance(order, AddRequests):
+                for request in order.requests:
+                    scheduler.add(request.uid, request.prompt_ids, request.sampling_params)
+            elif isinstance(order, Abort):
+                outputs += [output for uid in order.uids for output in scheduler.abort(uid)]
     return outputs
 
 

@@ -8,8 +8,16 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from minisgl.stage6.inbox import LocalInbox, LockStepInbox, Mailbox
-from minisgl.stage6.messages import Abort, Stop, encode
+import pytest
+from fake_engine import FakeEngine
+
+from minisgl.core.llm import Request
+from minisgl.core.sampling_params import SamplingParams
+from minisgl.core.trace import Tracer
+from minisgl.stage5.config import SchedulerConfig
+from minisgl.stage5.scheduler import Scheduler
+from minisgl.stage6.inbox import LocalInbox, LockStepInbox, Mailbox, carry_out
+from minisgl.stage6.messages import Abort, AddRequests, Stop, encode
 
 
 class PlainMailbox(Mailbox):
@@ -84,3 +92,26 @@ def test_local_inbox_never_waits() -> None:
     assert not inbox.idle
     assert inbox.receive(blocking=True) == []
     assert inbox.idle
+
+
+def test_a_batch_of_aborts_is_one_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Running, half-done and waiting requests, in two orders: their pages come back in one operation."""
+    engine = FakeEngine(num_pages=32, page_size=4, num_rows=4, max_seq_len=64)
+    config = SchedulerConfig(page_size=4, max_running_requests=4, max_prefill_length=26, cache="naive")
+    scheduler = Scheduler(config, engine, frozenset(), Tracer(None))  # type: ignore[arg-type]
+    params = SamplingParams(max_tokens=9)
+    carry_out(scheduler, [AddRequests([Request(uid, [uid + 1] * 10, params) for uid in range(5)])])
+    forward_input = scheduler.schedule()
+    assert forward_input is not None
+    scheduler.commit(forward_input, scheduler.forward(forward_input))
+    assert len(scheduler.decode.running) == 2
+    assert scheduler.prefill.half_done is not None
+    freed: list[int] = []
+    free = scheduler.cache.allocator.free
+    monkeypatch.setattr(scheduler.cache.allocator, "free", lambda pages: (freed.append(len(pages)), free(pages)))
+    outputs = carry_out(scheduler, [Abort([0, 1, 2]), Abort([3, 4, 4])])
+    assert [(output.uid, output.finish_reason) for output in outputs] == [(uid, "abort") for uid in range(5)]
+    assert freed == [3 + 3 + 2]
+    assert not scheduler.has_work
+    scheduler.check_integrity()
+    assert scheduler.stats()["pages_free"] == 32
