@@ -18,6 +18,7 @@ from minisgl.benchmark import (
     prefill,
     serving,
     simulate,
+    simulation_error,
     stages,
 )
 from minisgl.core.cli import fail
@@ -35,6 +36,11 @@ COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None], Run]] 
     "simulate": ("a workload on a device that is not here", simulate.add_arguments, simulate.main),
     "evidence": ("every policy and setting of the scheduler, simulated", evidence.add_arguments, evidence.main),
     "fit-device": ("this machine's constants, for simulate", fit_device.add_arguments, fit_device.main),
+    "simulation-error": (
+        "simulated runs beside real ones, on this machine's CPU",
+        simulation_error.add_arguments,
+        simulation_error.main,
+    ),
     "stages": ("every stage beside transformers, on this machine", stages.add_arguments, stages.main),
 }
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from minisgl.stage5.simulated_engine import answer_stream, token_ids
+from minisgl.stage5.simulated_engine import TOKEN_IDS, answer_stream, in_vocabulary, token_ids
 
 TURNS = 4  # of a chat
 THINK_S = 10.0  # mean seconds between an answer and the next question
@@ -50,10 +50,10 @@ class Arrival:
     def prompt_len(self) -> int:
         return self.segments[-1].end
 
-    def prompt_ids(self) -> list[int]:
+    def prompt_ids(self, vocab_size: int = TOKEN_IDS) -> list[int]:
         starts = [0, *(segment.end for segment in self.segments)]
         streams = np.repeat([s.stream for s in self.segments], np.diff(starts))
-        return token_ids(streams, np.arange(self.prompt_len)).tolist()
+        return in_vocabulary(token_ids(streams, np.arange(self.prompt_len)), vocab_size).tolist()
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,9 @@ from minisgl.benchmark.records import table
 from minisgl.benchmark.simulation import NEVER, Result, simulate
 from minisgl.benchmark.trace_file import read_trace
 from minisgl.core.config import Config, flag, make_config
+from minisgl.models.builtin import BUILTIN
 from minisgl.models.config import ModelConfig
+from minisgl.models.resolve import resolve_model
 from minisgl.stage5.cost_model import H200, Device
 from minisgl.stage7.config import OverlapConfig
 
@@ -45,7 +47,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_load_arguments(parser: argparse.ArgumentParser) -> None:
     """Of every workload, and of the engine that it is served by."""
-    parser.add_argument("--model-config", default="qwen3-0.6b", help=f"a model folder, or {', '.join(CONFIGS)}")
+    parser.add_argument(
+        "--model-config", default="qwen3-0.6b", help=f"a model folder, or {', '.join([BUILTIN, *CONFIGS])}"
+    )
     parser.add_argument("--device", default="h200", help="h200, or cpu:FIT.json as fit-device wrote it")
     parser.add_argument("--requests", type=int, default=1000, metavar="N")
     parser.add_argument("--rate", type=float, metavar="R", help="requests a second on average; default: all at once")
@@ -106,7 +110,9 @@ def described(args: argparse.Namespace) -> list[Arrival]:
 
 
 def model_config(name: str) -> ModelConfig:
-    return ModelConfig.from_dict(CONFIGS[name]) if name in CONFIGS else ModelConfig.from_folder(name)
+    if name in CONFIGS:
+        return ModelConfig.from_dict(CONFIGS[name])
+    return ModelConfig.from_folder(resolve_model(name) if name == BUILTIN else name)
 
 
 def find_device(name: str) -> Device:

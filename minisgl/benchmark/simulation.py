@@ -14,12 +14,12 @@ from minisgl.core.batch import ForwardInput, ForwardOutput
 from minisgl.core.llm import Request
 from minisgl.core.outputs import TokenOutput
 from minisgl.core.sampling_params import SamplingParams
-from minisgl.core.trace import merge
+from minisgl.core.trace import Tracer, merge
 from minisgl.models.config import ModelConfig
 from minisgl.stage3.engine import Engine
 from minisgl.stage5.cost_model import CostModel, Device
 from minisgl.stage5.scheduler import Scheduler
-from minisgl.stage5.simulated_engine import EOS, SimulatedEngine, Step, VirtualClock, VirtualTracer
+from minisgl.stage5.simulated_engine import TOKEN_IDS, SimulatedEngine, Step, VirtualClock, VirtualTracer
 from minisgl.stage6.messages import AddRequests, Order
 from minisgl.stage7.config import OverlapConfig
 from minisgl.stage7.llm import Steps, overlap_loop, plain_loop
@@ -29,10 +29,10 @@ NEVER = -1  # a time that has not come
 
 
 class ArrivalInbox:
-    """A stage 6 `Inbox`: what has arrived by now. When there is nothing else to do, the clock jumps to the next."""
+    """A stage 6 `Inbox`: what has arrived by now. When there is nothing else to do, it is time for the next."""
 
-    def __init__(self, arrivals: Sequence[Arrival], clock: VirtualClock) -> None:
-        self.clock = clock
+    def __init__(self, arrivals: Sequence[Arrival], clock: VirtualClock, vocab_size: int) -> None:
+        self.clock, self.vocab_size = clock, vocab_size
         self.arrived: dict[int, int] = {}  # uid -> when
         self._waiting: list[tuple[int, int, Arrival]] = []
         self._after: dict[int, list[Arrival]] = {}
@@ -52,7 +52,7 @@ class ArrivalInbox:
             time, uid, arrival = heapq.heappop(self._waiting)
             self.arrived[uid] = time
             params = SamplingParams(max_tokens=arrival.max_tokens or arrival.output_len)
-            requests.append(Request(uid, arrival.prompt_ids(), params))
+            requests.append(Request(uid, arrival.prompt_ids(self.vocab_size), params))
         return [AddRequests(requests)] if requests else []
 
     def ended(self, uid: int) -> None:
@@ -129,24 +129,47 @@ def simulate(
     pool allows is refused, with all that come after its answer: their times stay NEVER."""
     clock = VirtualClock()
     tracer = VirtualTracer(trace, clock)
-    limit = min(config.max_seq_len or model.max_position, model.max_position)
-    lengths = [arrival.max_len for arrival in arrivals]
-    longest = max((length for length in lengths if length <= limit), default=0)
-    if longest == 0:
-        raise ValueError(f"no request has at most {limit} tokens, prompt and max_tokens: raise --max-seq-len")
-    ends = np.zeros(len(arrivals), dtype=np.int64)
-    for arrival in arrivals:
-        ends[arrival.uid] = arrival.prompt_len + arrival.output_len
-    engine = SimulatedEngine(config, CostModel(model, device), longest, tracer, ends)
-    most = min(limit, engine.pool.num_pages * config.page_size + 1)  # the last token of an answer is never computed
-    scheduler = Scheduler(config, cast(Engine, engine), frozenset({EOS}), tracer)
-    inbox = ArrivalInbox([a for a, length in zip(arrivals, lengths, strict=True) if length <= most], clock)
-    stream = SimulatedStream(clock)
-    loop = plain_loop(scheduler, inbox) if config.disable_overlap else overlap_loop(scheduler, inbox, stream)
-    found = _serve(loop, scheduler, inbox, Outputs(len(arrivals), engine.pool.num_pages))
+    engine = SimulatedEngine(
+        config, CostModel(model, device), longest(arrivals, config, model), tracer, lengths(arrivals)
+    )
+    result = serve(engine, arrivals, config, tracer)
     tracer.close()
     if trace is not None:
         merge(trace)
+    return result
+
+
+def longest(arrivals: Sequence[Arrival], config: OverlapConfig, model: ModelConfig) -> int:
+    """Tokens of the longest request that the model has positions for."""
+    limit = min(config.max_seq_len or model.max_position, model.max_position)
+    found = max((arrival.max_len for arrival in arrivals if arrival.max_len <= limit), default=0)
+    if found == 0:
+        raise ValueError(f"no request has at most {limit} tokens, prompt and max_tokens: raise --max-seq-len")
+    return found
+
+
+def lengths(arrivals: Sequence[Arrival]) -> np.ndarray:
+    """Tokens of each, prompt and answer, by uid."""
+    found = np.zeros(len(arrivals), dtype=np.int64)
+    for arrival in arrivals:
+        found[arrival.uid] = arrival.prompt_len + arrival.output_len
+    return found
+
+
+def serve(
+    engine: SimulatedEngine, arrivals: list[Arrival], config: OverlapConfig, tracer: Tracer, vocab_size: int = TOKEN_IDS
+) -> Result:
+    """By the loops of stage 7. engine: or a real one that keeps `clock` and `steps` as a simulated one does, without
+    overlap. vocab_size: the token that ends an answer; all others are below."""
+    clock = engine.clock
+    scheduler = Scheduler(config, cast(Engine, engine), frozenset({vocab_size}), tracer)
+    most = min(engine.max_seq_len, engine.pool.num_pages * config.page_size + 1)  # the last token is never computed
+    inbox = ArrivalInbox([arrival for arrival in arrivals if arrival.max_len <= most], clock, vocab_size)
+    if config.disable_overlap:
+        loop = plain_loop(scheduler, inbox)
+    else:
+        loop = overlap_loop(scheduler, inbox, SimulatedStream(clock))
+    found = _serve(loop, scheduler, inbox, Outputs(len(arrivals), engine.pool.num_pages))
     arrived = np.full(len(arrivals), NEVER)
     arrived[list(inbox.arrived)] = list(inbox.arrived.values())
     order = [arrival.uid for arrival in arrivals]

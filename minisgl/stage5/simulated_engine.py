@@ -25,8 +25,7 @@ from minisgl.stage5.config import SchedulerConfig
 from minisgl.stage5.cost_model import CostModel, StepShape
 
 TOKEN_IDS = 2**31 - 1  # a prime; no model's vocabulary: nothing looks at an id but the prefix cache
-EOS = TOKEN_IDS  # what ends an answer: a token of no stream
-_STREAM, _POSITION = 1_181_783_497, 741_103_597
+_STREAM, _POSITION, _MIX = 1_181_783_497, 741_103_597, 1_664_525_923
 IntOrArray = TypeVar("IntOrArray", int, np.ndarray)
 _NONE = torch.empty(0, dtype=torch.int64)
 
@@ -35,6 +34,11 @@ def token_ids(streams: np.ndarray | int, positions: np.ndarray) -> np.ndarray:
     """The token at each position of a stream of text: int64 [n]. Two streams agree at no position, so texts share a
     prefix exactly if they are made of the same streams. Streams are below 2**31 - 1."""
     return (streams * _STREAM + positions * _POSITION) % TOKEN_IDS
+
+
+def in_vocabulary(ids: np.ndarray, vocab_size: int) -> np.ndarray:
+    """The same for a model, whose ids are below vocab_size: two streams agree at some positions, by chance."""
+    return ids if vocab_size == TOKEN_IDS else (ids ^ ids >> 15) * _MIX % TOKEN_IDS % vocab_size
 
 
 def answer_stream(uid: IntOrArray) -> IntOrArray:
@@ -99,6 +103,25 @@ class Launch(NamedTuple):
     uids: list[int]
     lengths: list[int]  # with all the tokens that this step computes
 
+    @classmethod
+    def of(cls, batch: Batch) -> Launch:
+        """As `StepShape.of`: before the lengths advance."""
+        return cls(StepShape.of(batch), [req.uid for req in batch.reqs], [req.device_len for req in batch.reqs])
+
+    @property
+    def extended(self) -> tuple[int, ...]:
+        """The uids of shape.extends."""
+        return tuple(self.uids[self.shape.num_decode :])
+
+    def answers(self, ends: np.ndarray | None, vocab_size: int = TOKEN_IDS) -> Tensor:
+        """The next token of each request's own stream, or vocab_size where it ends: int32 [reqs]. ends: int64 [uids],
+        the tokens, prompt and answer, of each request at its own end; None: it takes all that it asks for."""
+        uids, positions = np.array(self.uids, dtype=np.int64), np.array(self.lengths, dtype=np.int64)
+        ids = in_vocabulary(token_ids(answer_stream(uids), positions), vocab_size)
+        if ends is not None:
+            ids[positions + 1 == ends[uids]] = vocab_size
+        return torch.from_numpy(ids.astype(np.int32))
+
 
 class Step(NamedTuple):
     """What one forward computed, and when. Times in nanoseconds of the virtual clock."""
@@ -120,8 +143,7 @@ class SimulatedEngine:
         tracer: VirtualTracer,
         ends: np.ndarray | None = None,
     ) -> None:
-        """tracer: the scheduler's, whose clock this engine moves. ends: int64 [uids], the tokens, prompt and answer,
-        of each request when it comes to its own end; None: it takes all that it asks for."""
+        """tracer: the scheduler's, whose clock this engine moves. ends: as in `Launch.answers`."""
         self.clock, self.cost, self.tracer, self.max_seq_len = tracer.clock, cost, tracer, max_seq_len
         self.device = torch.device("cpu")  # where the scheduler keeps its tables
         self.pool = SimulatedPool(config.num_pages or pool_pages(config, cost, max_seq_len), config.page_size)
@@ -137,27 +159,23 @@ class SimulatedEngine:
 
     def prepare(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """The host's part of a step. No token is looked up, so the index tuple is empty."""
-        shape = StepShape.of(batch)
-        batch.attn_metadata = Launch(shape, [req.uid for req in batch.reqs], [req.device_len for req in batch.reqs])
+        batch.attn_metadata = launch = Launch.of(batch)
         batch.positions = batch.out_loc = _NONE
         batch.logits_rows = None
-        self.clock.advance(self.cost.host_seconds(shape))
+        self.clock.advance(self.cost.host_seconds(launch.shape))
         return _NONE, _NONE
 
     def forward_batch(self, batch: Batch, args: None) -> ForwardOutput:
         """The device's part: takes its time, and gives each request the next token of its own stream, or its end."""
-        shape, uids, lengths = cast(Launch, batch.attn_metadata)
+        launch = cast(Launch, batch.attn_metadata)
+        shape = launch.shape
         start = self.clock.now
         self.clock.advance(self.cost.device_seconds(shape))
-        self.steps.append(Step(start, self.clock.now, shape, tuple(uids[shape.num_decode :])))
+        self.steps.append(Step(start, self.clock.now, shape, launch.extended))
         self.tracer.complete(
             batch.phase, start, self.clock.now, "device", tokens=shape.num_tokens, requests=shape.num_requests
         )
-        which, positions = np.array(uids, dtype=np.int64), np.array(lengths, dtype=np.int64)
-        ids = token_ids(answer_stream(which), positions)
-        if self.ends is not None:
-            ids[positions + 1 == self.ends[which]] = EOS
-        tokens = torch.from_numpy(ids.astype(np.int32))
+        tokens = launch.answers(self.ends)
         return ForwardOutput(tokens, tokens, VirtualEvent(self.clock, self.clock.now))
 
 
