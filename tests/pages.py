@@ -78,8 +78,8 @@ def _simple(line: str) -> Iterator[list[str]]:
             if words:
                 yield words
             words = []
-        elif words or not re.fullmatch(r"[A-Z_]+=[^$]*|time|nice", token):
-            words.append("export" if not words and "=$(" in token else token)  # NAME=$(command …)
+        elif words or not re.fullmatch(r"[A-Za-z_]+=[^$(]*|time|nice|do", token):
+            words.append("export" if not words and re.search(r"=\$?\(", token) else token)  # NAME=$(…), NAME+=(…)
 
 
 def _is_ours(words: list[str]) -> bool:

@@ -1,4 +1,4 @@
-"""The learner's subcommands: start, check, hint, diff, progress. Knows nothing of how code is tested."""
+"""The learner's subcommands: start, check, hint, diff, progress, changed. Knows nothing of how code is tested."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ import textwrap
 from collections.abc import Sequence
 
 from minisgl.learn.answers import Answers
+from minisgl.learn.changes import main as changed
 from minisgl.learn.checking import check, not_begun, show
 from minisgl.learn.course import Chapter, Course
 from minisgl.learn.generate import main as generate
 from minisgl.learn.memory import next_hint, remembered
 from minisgl.learn.source import marked_methods
 
-COMMANDS = ("start", "check", "hint", "diff", "progress")
+COMMANDS = ("start", "check", "hint", "diff", "progress", "changed")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -47,6 +48,9 @@ def _parser() -> argparse.ArgumentParser:
         command.set_defaults(run=run)
         if run is _check:
             command.add_argument("--json", action="store_true", help="one object an exercise, one a line")
+    changes = commands.add_parser("changed", help="how a stage's loop differs from that of the stage before")
+    changes.add_argument("stage", metavar="N")
+    changes.set_defaults(run=lambda args: changed(args.stage))
     progress = commands.add_parser("progress", help="how far you are")
     progress.set_defaults(run=_progress)
     generation = commands.add_parser("generate", help="make skeletons, solutions and registry of the package's marks")
