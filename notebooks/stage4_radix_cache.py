@@ -93,7 +93,8 @@ viz.time_parts(
 
 # %% [markdown]
 # The answers are the same, token for token. (They are short, and the model is small: it has not read its own rules
-# well.) What was found is a whole number of pages of 16 tokens; the rest of this notebook is how.
+# well. In the committed figure other work ran beside it: look at the ratios.) What was found is a whole number of pages
+# of 16 tokens; the rest of this notebook is how.
 
 # %% [markdown]
 # ## A tree of prefixes
