@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from fake_engine import plain_loop
 from scheduler_life import SHARED, Rank, drain, fix_estimate, make
 from tiny_model import make_tiny_model
@@ -15,6 +16,7 @@ from minisgl.core.outputs import Completion, TokenOutput
 from minisgl.core.sampling_params import SamplingParams
 from minisgl.core.trace import Tracer, read_events
 from minisgl.stage5.admission import EstimatedOutput, FullReservation
+from minisgl.stage5.pending import PendingReq
 from minisgl.stage7.llm import LLM
 
 
@@ -318,3 +320,11 @@ def test_the_built_in_model_gives_the_same_tokens(model_folder: Path) -> None:
             found.append((llm.generate(prompts, params), llm.stats()["retractions"]))
     assert found[0][0] == found[1][0]
     assert found[0][1] == 0 < found[1][1]
+
+
+def test_a_prompt_that_was_reported_may_come_from_the_cache() -> None:
+    asked = SamplingParams(logprobs=0, prompt_logprobs=True)
+    prompt, answered = torch.zeros(5, dtype=torch.int32), torch.zeros(6, dtype=torch.int32)
+    assert PendingReq(0, prompt, 5, asked).reports_prompt
+    assert not PendingReq(0, answered, 5, asked).reports_prompt
+    assert not PendingReq(0, prompt, 5, SamplingParams(logprobs=0)).reports_prompt
