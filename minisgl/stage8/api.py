@@ -13,12 +13,14 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from minisgl import __version__
 from minisgl.stage8 import control
 from minisgl.stage8.answer import Answer
 from minisgl.stage8.call import Call, chat_call, completion_call
 from minisgl.stage8.errors import ApiError, as_api_error
 from minisgl.stage8.native_protocol import generate_call
 from minisgl.stage8.openai_protocol import check_model
+from minisgl.stage8.openapi import openapi_document
 from minisgl.stage8.prometheus import CONTENT_TYPE_LATEST, prometheus_text
 from minisgl.stage8.service import Service
 
@@ -100,6 +102,10 @@ def _add_state_routes(app: FastAPI, service: Service) -> None:
     @app.get("/server_info")
     async def server_info() -> Response:
         return _json(service.info())
+
+    @app.get("/openapi.json")
+    async def openapi() -> Response:
+        return _json(openapi_document(__version__))
 
 
 async def read_body(request: Request) -> bytes:

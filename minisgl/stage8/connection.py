@@ -9,21 +9,28 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from uvicorn.protocols.http.auto import AutoHTTPProtocol
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from minisgl.stage8.errors import bad_request
 
 READ_SECONDS = 60.0  # for a whole request, from the connection or from its first byte
+MAX_HEAD = 64 << 10  # bytes of the request line and all headers: uvicorn's setting for h11
 WRITE_SECONDS = 120.0  # without taking anything of what is there to be read
 
 
-class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # uvicorn chooses it when it is imported
-    """A client that keeps it waiting for longer is disconnected, which aborts its request."""
+class Connection(H11Protocol):
+    """A client that keeps it waiting for longer is disconnected, which aborts its request.
+
+    uvicorn would choose httptools where that is installed, but there headers have no bound; h11's is 64 KiB.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._reading: asyncio.TimerHandle | None = None
         self._writing: asyncio.TimerHandle | None = None
 
-    def connection_made(self, transport: asyncio.Transport) -> None:
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._reading = self.loop.call_later(READ_SECONDS, transport.abort)
 
@@ -35,6 +42,18 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # uvicorn
             self._reading = _cancelled(self._reading)
         elif self._reading is None:
             self._reading = self.loop.call_later(READ_SECONDS, self.transport.abort)
+
+    def send_400_response(self, msg: str) -> None:
+        """What is no HTTP, or has too long a head, is refused in the same form as all else."""
+        error = bad_request(f"this is not a valid HTTP request, or its head is over {MAX_HEAD} bytes")
+        headers = [
+            ("content-type", "application/json"),
+            ("content-length", str(len(error.body))),
+            ("connection", "close"),
+        ]
+        for event in (h11.Response(status_code=400, headers=headers), h11.Data(error.body), h11.EndOfMessage()):
+            self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
 
     def pause_writing(self) -> None:
         super().pause_writing()
