@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> None:
-    base, records = simulate.engine_config(args), []
+    base, records = simulate.engine_config(args, simulate.find_device(args.device)), []
     figures: dict[tuple[str, OverlapConfig], dict[str, Any]] = {}  # a setting that is the given one runs once
     for sweep, configs in tables(base).items():
         if args.only not in (None, sweep):

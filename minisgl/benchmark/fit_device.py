@@ -65,8 +65,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> None:
     memory, folder = free_memory(torch.device("cpu")), resolve_model(args.model)
     model = ModelConfig.from_folder(folder)
-    config = SchedulerConfig(dtype=args.dtype, device="cpu", threads=args.threads, num_pages=512, cache="naive")
-    longest = max(length for _, length in CASES) + TOKENS
+    longest, whole = max(length for _, length in CASES) + TOKENS, max(n * length for n, length in CASES)
+    settings: dict[str, Any] = {"dtype": args.dtype, "device": "cpu", "threads": args.threads, "cache": "naive"}
+    config = SchedulerConfig(**settings, num_pages=512, max_prefill_length=whole)  # a case's prompts are one step
     if longest > model.max_position:
         raise ValueError(f"--model {args.model} has {model.max_position} positions, and {longest} are measured")
     engine = MeasuredEngine(config, folder, model, longest)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from minisgl.benchmark.arrivals import WORKLOADS, Arrival, Load, asking_for
 from minisgl.benchmark.models import CONFIGS
@@ -21,6 +22,7 @@ from minisgl.benchmark.records import table
 from minisgl.benchmark.simulation import NEVER, Result, simulate
 from minisgl.benchmark.trace_file import read_trace
 from minisgl.core.config import Config, flag, make_config
+from minisgl.kernel.device import prefill_length
 from minisgl.models.builtin import BUILTIN
 from minisgl.models.config import ModelConfig
 from minisgl.models.resolve import resolve_model
@@ -77,7 +79,7 @@ def add_load_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> None:
     """Standard output depends on the arguments alone; how fast the simulation was goes to standard error."""
     arrivals, model, device = workload(args), model_config(args.model_config), find_device(args.device)
-    config = engine_config(args)
+    config = engine_config(args, device)
     start = time.perf_counter()
     result = simulate(arrivals, config, model, device, args.trace)
     seconds = time.perf_counter() - start
@@ -87,11 +89,13 @@ def main(args: argparse.Namespace) -> None:
     print(f"simulated in {seconds:.1f} s: {speed:,.0f} requests a minute", file=sys.stderr)
 
 
-def engine_config(args: argparse.Namespace) -> OverlapConfig:
+def engine_config(args: argparse.Namespace, device: Device) -> OverlapConfig:
+    """With what depends on the device in it: the scheduler sees the one that it runs on itself."""
     names = [field.name for field in dataclasses.fields(OverlapConfig) if field.name not in ELSEWHERE]
-    return make_config(
-        OverlapConfig, {"max_seq_len": args.max_seq_len, **{name: getattr(args, name) for name in names}}
-    )
+    settings = {"max_seq_len": args.max_seq_len, **{name: getattr(args, name) for name in names}}
+    if args.max_prefill_length is None:
+        settings["max_prefill_length"] = prefill_length(torch.device(device.type))
+    return make_config(OverlapConfig, settings)
 
 
 def workload(args: argparse.Namespace) -> list[Arrival]:

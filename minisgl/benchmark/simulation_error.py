@@ -84,7 +84,7 @@ def main(args: argparse.Namespace) -> None:
         raise ValueError(f"--device must be cpu:FIT.json, this machine's own fit, not {args.device!r:.80}")
     model = ModelConfig.from_folder(folder)
     asked = {name: work(args, name) for name in WORKLOADS if args.only in (None, name)}
-    config = simulate.engine_config(args)
+    config = simulate.engine_config(args, device)
     limit = max(longest(arrivals, config, model) for arrivals in asked.values())
     config = replace(config, max_seq_len=limit, disable_overlap=True, dtype=device.dtype, threads=args.threads)
     engine = real_engine(config, folder, model)

@@ -46,6 +46,12 @@ def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
     return _DTYPES[chosen]
 
 
+def prefill_length(device: torch.device) -> int:
+    """Tokens of a step when nobody says how many. On a CPU a step of 2048 stops all running requests for seconds, and
+    more tokens a second come out of it no more than of 256 (dev/LOG.md, "the scheduler's settings")."""
+    return 256 if device.type == "cpu" else 2048
+
+
 def _cpu_has_bf16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
     """Linux says so in /proc/cpuinfo. Elsewhere no: torch's kernels for macOS emulate bfloat16."""
     if not cpuinfo.exists():

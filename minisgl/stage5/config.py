@@ -10,8 +10,11 @@ from minisgl.stage4.config import CacheConfig
 
 @dataclass(frozen=True)
 class SchedulerConfig(CacheConfig):
-    max_prefill_length: int = option(
-        2048, "tokens computed in one step, those of running requests first: longer prompts are cut", metavar="N"
+    max_prefill_length: int | None = option(
+        None,
+        "tokens computed in one step, those of running requests first: longer prompts are cut; default: 2048 on a GPU, "
+        "256 on a CPU",
+        metavar="N",
     )
     schedule_policy: str = option(
         "mixed",

@@ -6,6 +6,7 @@ The calls of one step, in this order: schedule, forward, commit. Lengths advance
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from minisgl.core.outputs import TokenOutput
 from minisgl.core.req import ChunkedReq, Req
 from minisgl.core.sampling_params import SamplingParams
 from minisgl.core.trace import Tracer
-from minisgl.kernel.device import to_device
+from minisgl.kernel.device import prefill_length, to_device
 from minisgl.stage3.engine import Engine
 from minisgl.stage3.page_count import check_fits
 from minisgl.stage4.cache_manager import CacheManager
@@ -30,6 +31,8 @@ from minisgl.stage5.policies import create_policy
 from minisgl.stage5.prefill import PrefillManager
 from minisgl.stage5.table import TableManager
 
+log = logging.getLogger("minisgl")
+
 
 class Scheduler:
     def __init__(self, config: SchedulerConfig, engine: Engine, eos_ids: frozenset[int], tracer: Tracer) -> None:
@@ -40,6 +43,8 @@ class Scheduler:
         self.policy = create_policy(config, cached_len=lambda ids: self.cache.match_req(ids).cached_len)
         self.prefill = PrefillManager(self.cache, self.tables, self.admission, self.policy)
         self.decode = DecodeManager(self.admission)
+        self.token_budget = config.max_prefill_length or prefill_length(engine.device)
+        log.info("scheduler: %s, at most %d tokens a step", config.schedule_policy, self.token_budget)
         self.step = 0
         self.retractions = 0
         self.in_flight: list[Batch] = []  # scheduled and not yet committed
@@ -73,7 +78,7 @@ class Scheduler:
     def schedule(self) -> ForwardInput | None:
         """The next batch, ready to be launched. None when nothing can run now."""
         self._make_room()
-        batch = self.policy.compose(self.config.max_prefill_length, self._next_prompts, self._next_tokens)
+        batch = self.policy.compose(self.token_budget, self._next_prompts, self._next_tokens)
         return self._prepare(batch) if batch.reqs else None
 
     @torch.inference_mode()
