@@ -99,7 +99,7 @@ first_group = {uid for moment in snapshots if 4 not in moment.rows for uid in mo
 assert first_group == {0, 1, 2, 3}
 assert all(set(moment.rows) == {4} for moment in snapshots if 4 in moment.rows)
 assert min(moment.num_free for moment in snapshots) == 4
-viz.page_map([moment for moment in snapshots if not moment.cached])  # without the instants in the middle of a free
+viz.page_map(snapshots)
 
 # %% [markdown]
 # A request's pages lie anywhere, it takes the next when the last is full, and what one gives back another takes. At
