@@ -80,13 +80,16 @@ def main(args: argparse.Namespace) -> None:
     """Standard output depends on the arguments alone; how fast the simulation was goes to standard error."""
     arrivals, model, device = workload(args), model_config(args.model_config), find_device(args.device)
     config = engine_config(args, device)
-    start = time.perf_counter()
+    start, cpu_start = time.perf_counter(), time.process_time()
     result = simulate(arrivals, config, model, device, args.trace)
-    seconds = time.perf_counter() - start
+    seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu_start
     figures = summary(result)
     print(json.dumps(figures) if args.json else show(figures))
     speed = len(arrivals) / seconds * 60
-    print(f"simulated in {seconds:.1f} s: {speed:,.0f} requests a minute", file=sys.stderr)
+    print(
+        f"simulated in {seconds:.1f} s, {cpu_seconds:.1f} s of CPU time: {speed:,.0f} requests a minute",
+        file=sys.stderr,
+    )
 
 
 def engine_config(args: argparse.Namespace, device: Device) -> OverlapConfig:
