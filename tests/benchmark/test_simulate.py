@@ -248,6 +248,15 @@ def test_what_can_never_fit_is_refused_and_the_rest_served() -> None:
         run(arrivals[1:2])
 
 
+def test_the_budget_is_the_simulated_devices() -> None:
+    """Not that of the machine on which it is simulated; and what was asked for is what it is."""
+    on_cpu = dataclasses.replace(H200, type="cpu")
+    assert [command.engine_config(options(), device).max_prefill_length for device in (H200, on_cpu)] == [2048, 256]
+    assert command.engine_config(options("--max-prefill-length", "77"), on_cpu).max_prefill_length == 77
+    with pytest.raises(ValueError, match="--max-prefill-length must be at least 1, not 0"):
+        command.engine_config(options("--max-prefill-length", "0"), on_cpu)
+
+
 def test_arrivals_have_the_rate_and_bursts_are_bursts() -> None:
     """Requests in each second: of Poisson arrivals the variance is the mean, of bursts it is many times that."""
     spread = {}

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from fake_engine import plain_loop
+from fake_engine import EOS, FakeEngine, plain_loop
 from scheduler_life import SHARED, drain, make
 
 from minisgl.core.sampling_params import SamplingParams
+from minisgl.core.trace import Tracer
+from minisgl.stage5.config import SchedulerConfig
+from minisgl.stage5.scheduler import Scheduler
 
 
 @pytest.mark.parametrize("length", [1, 7, 8, 9, 15, 16, 17, 24, 33])
@@ -57,3 +60,15 @@ def test_steps_to_drain_against_a_static_batch() -> None:
     assert [len(tokens) for _, tokens in sorted(drain(scheduler).items())] == lengths
     static = sum(2 + max(pair) - 1 for pair in zip(lengths[::2], lengths[1::2], strict=True))  # stages 3 and 4
     assert (len(engine.batches), static) == (30, 52)
+
+
+def test_the_budget_depends_on_the_device_and_is_printed(caplog: pytest.LogCaptureFixture) -> None:
+    engine = FakeEngine(num_pages=64, page_size=4, num_rows=4, max_seq_len=512)
+    config = SchedulerConfig(page_size=4, max_running_requests=4)
+    with caplog.at_level("INFO", "minisgl"):
+        scheduler = Scheduler(config, engine, frozenset({EOS}), Tracer(None))  # type: ignore[arg-type]
+    assert caplog.messages == ["scheduler: mixed, at most 256 tokens a step"]
+    scheduler.add(0, [7] * 300, SamplingParams(max_tokens=3))
+    forward_input = scheduler.schedule()
+    assert forward_input is not None
+    assert len(forward_input.batch.positions) == 256
