@@ -63,7 +63,7 @@ def test_steps_to_drain_against_a_static_batch() -> None:
 
 
 def test_the_budget_depends_on_the_device_and_is_printed(caplog: pytest.LogCaptureFixture) -> None:
-    engine = FakeEngine(num_pages=64, page_size=4, num_rows=4, max_seq_len=512)
+    engine = FakeEngine(num_pages=100, page_size=4, num_rows=4, max_seq_len=512)
     config = SchedulerConfig(page_size=4, max_running_requests=4)
     with caplog.at_level("INFO", "minisgl"):
         scheduler = Scheduler(config, engine, frozenset({EOS}), Tracer(None))  # type: ignore[arg-type]
