@@ -1,13 +1,16 @@
-"""What transformers says to the committed prompts, computed once a session."""
+"""What is made once a session: transformers' answers to the committed prompts, and a server with a client of it."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import openai
 import pytest
 import torch
 from prompts import LENGTHS, ORBIT, TEXTS
+from server_process import SMALL, ServerProcess, running
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 NEW_TOKENS = 8
@@ -42,3 +45,15 @@ def expected(model_folder: Path) -> Expected:
     best = torch.stack(out.logits).topk(2).values  # [new, prompts, 2]
     gaps = (best[..., 0] - best[..., 1]).min(0).values.tolist()
     return Expected(prompts, out.sequences[:, longest:].tolist(), gaps)
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> Iterator[ServerProcess]:
+    with running(tmp_path_factory.mktemp("server"), *SMALL) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def client(server: ServerProcess) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60) as client:
+        yield client

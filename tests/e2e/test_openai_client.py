@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -11,24 +10,12 @@ import httpx
 import openai
 import pytest
 from prompts import ORBIT, PLANETS
-from server_process import SMALL, ServerProcess, running
+from server_process import ServerProcess
 
 from minisgl.core.tokenizer import Tokenizer
 
 MODEL = "smollm2-135m"
 QUESTION = [{"role": "user", "content": "What is 2+2?"}]
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> Iterator[ServerProcess]:
-    with running(tmp_path_factory.mktemp("server"), *SMALL) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def client(server: ServerProcess) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60) as client:
-        yield client
 
 
 def info(server: ServerProcess) -> dict:
@@ -123,7 +110,8 @@ def test_errors_are_the_clients_own(client: openai.OpenAI, stream: bool) -> None
         ({"prompt": [50000]}, "50000"),
         ({"prompt": "a", "max_tokens": 10**6}, "1000000"),
         ({"prompt": "a", "temperature": -1}, "temperature"),
-        ({"prompt": "a", "stop": ["x"]}, "stop"),
+        ({"prompt": "a", "stop": ["x", ""]}, "stop"),
+        ({"prompt": "a", "logit_bias": {"49152": 1}}, "logit_bias"),
     ):
         with pytest.raises(openai.BadRequestError, match=words):
             client.completions.create(**options, **wrong)
