@@ -114,12 +114,13 @@ class Outputs:
     def add(self, outputs: list[TokenOutput], now: int) -> None:
         uids = np.array([output.uid for output in outputs])
         before = self.last[uids]
-        self.gaps.append(now - before[before != NEVER])
         self.last[uids] = now
         new = before == NEVER
         if new.any():
             self.first[uids[new]] = now
             self.cached[uids] = [output.cached_tokens for output in outputs]
+            before = before[~new]
+        self.gaps.append(now - before)
 
 
 def simulate(
