@@ -16,7 +16,7 @@ from minisgl.core.outputs import TokenLogprob
 from minisgl.core.req import ChunkedReq, Req
 from minisgl.kernel.device import device_tensor, to_device
 
-_ROWS_AT_ONCE = 128  # of a prompt's logits: 78 MB in float32 for a vocabulary of 152,000
+_ROWS_AT_ONCE = 128  # of logits: 78 MB in float32 for a vocabulary of 152,000
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,7 +31,8 @@ class LogprobArgs:
     def measure(self, logits: Tensor, token_ids: Tensor) -> Tensor:
         """logits: [rows, vocab] of the batch, as the model gave them; token_ids: int32 [rows], what was sampled.
         Returns int32 [n, 1 + 2 * max_top], see `measure`."""
-        return measure(logits[self.rows], token_ids[self.rows], self.max_top)
+        groups = self.rows.split(_ROWS_AT_ONCE)
+        return torch.cat([measure(logits[rows], token_ids[rows], self.max_top) for rows in groups])
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +45,7 @@ class PromptTokens:
     max_top: int
 
     def measure(self, hidden: Tensor, head: Callable[[Tensor], Tensor]) -> Tensor:
-        """hidden: [m, hidden size]; head: to logits. Few at a time, or a long prompt's logits would fill the memory.
+        """hidden: [m, hidden size]; head: to logits, few rows at a time: a long prompt's would fill the memory.
         Returns int32 [m, 1 + 2 * max_top]."""
         parts = zip(hidden.split(_ROWS_AT_ONCE), self.next_ids.split(_ROWS_AT_ONCE), strict=True)
         return torch.cat([measure(head(some), ids, self.max_top) for some, ids in parts])

@@ -18,22 +18,23 @@ from torch.nn.utils.rnn import pad_sequence
 from minisgl.core.req import ChunkedReq, Req
 from minisgl.kernel.device import device_tensor, to_device
 
+_ROWS_AT_ONCE = 64  # of counts: 39 MB in float32 for a vocabulary of 152,000
+
 
 @dataclass(frozen=True, eq=False)
 class LogitAdjustments:
-    """Of the rows of a batch that ask for any. What no row asks for is None."""
+    """Of the rows of a batch that ask for any."""
 
-    bias: LogitBias | None
-    penalties: Penalties | None
+    bias: LogitBias | None  # None: no row asks
+    penalties: list[Penalties]  # in groups of rows: counts are as large as logits, and should not fill the memory
 
     def apply(self, logits: Tensor) -> Tensor:
         """logits: [rows, vocab], any float dtype, not changed. Returns them adjusted, float32."""
         adjusted = logits.to(torch.float32, copy=True)  # [rows, vocab]
         if self.bias is not None:
             adjusted[self.bias.rows, self.bias.token_ids] += self.bias.values
-        if self.penalties is not None:
-            rows = self.penalties.rows
-            adjusted.index_copy_(0, rows, self.penalties.apply(adjusted[rows]))
+        for group in self.penalties:
+            adjusted.index_copy_(0, group.rows, group.apply(adjusted[group.rows]))
         return adjusted
 
 
@@ -90,8 +91,11 @@ def adjustments(
     token_pool: int32 [rows, max_seq_len], on the device. None: the host knows all tokens.
     """
     asking = [(row, req) for row, req in enumerate(reqs) if not (req.is_plain or isinstance(req, ChunkedReq))]
-    bias, penalties = _bias(asking, eos_ids, device), _penalties(asking, token_pool, device)
-    return None if bias is None and penalties is None else LogitAdjustments(bias, penalties)
+    bias = _bias(asking, eos_ids, device)
+    penalized = [(row, req) for row, req in asking if req.sampling_params.penalizes]
+    groups = [penalized[i : i + _ROWS_AT_ONCE] for i in range(0, len(penalized), _ROWS_AT_ONCE)]
+    penalties = [_penalties(group, token_pool, device) for group in groups]
+    return LogitAdjustments(bias, penalties) if bias or penalties else None
 
 
 def _bias(asking: list[tuple[int, Req]], eos_ids: frozenset[int], device: torch.device) -> LogitBias | None:
@@ -110,10 +114,7 @@ def _bias(asking: list[tuple[int, Req]], eos_ids: frozenset[int], device: torch.
     return LogitBias(rows, token_ids, device_tensor(values, torch.float32, device))
 
 
-def _penalties(asking: list[tuple[int, Req]], token_pool: Tensor | None, device: torch.device) -> Penalties | None:
-    asking = [(row, req) for row, req in asking if req.sampling_params.penalizes]
-    if not asking:
-        return None
+def _penalties(asking: list[tuple[int, Req]], token_pool: Tensor | None, device: torch.device) -> Penalties:
     reqs, params = [req for _, req in asking], [req.sampling_params for _, req in asking]
     if token_pool is None:
         tokens = to_device(pad_sequence([req.input_ids for req in reqs], batch_first=True), device)

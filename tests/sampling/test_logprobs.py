@@ -41,6 +41,19 @@ def test_of_the_models_logits_before_anything_changes_them(dtype: torch.dtype) -
     assert sampled[3].logprob < -3, "and is not in its logprob"
 
 
+def test_more_rows_than_are_measured_at_once() -> None:
+    logits = torch.randn(300, 40, generator=torch.Generator().manual_seed(0))
+    args = Sampler(40, CPU).prepare([req(2, logprobs=row % 3) if row % 4 else req(2) for row in range(300)])
+    assert args.logprobs is not None
+    tokens = torch.arange(300, dtype=torch.int32) % 40
+    sampled = LogprobsOnHost(args.logprobs, args.logprobs.measure(logits, tokens)).read()[0]
+    expected = logits.double().log_softmax(dim=1)
+    assert list(sampled) == [row for row in range(300) if row % 4]
+    for row, found in sampled.items():
+        assert found.logprob == pytest.approx(float(expected[row, row % 40]), abs=1e-5)
+        assert len(found.top) == row % 3
+
+
 def test_prompts_tokens_are_those_that_have_a_next_one() -> None:
     """A decode row, a silent prompt, a first chunk, a last one, and a prompt of one token."""
     asked: dict[str, Any] = {"logprobs": 1, "prompt_logprobs": True}

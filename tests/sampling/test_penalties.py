@@ -132,6 +132,15 @@ def test_an_answer_does_not_depend_on_the_batch(rows: list[tuple[Any, ...]], see
     assert together == alone
 
 
+def test_rows_in_several_groups() -> None:
+    """Every other row is penalized, and more of them than are counted at once."""
+    logits = torch.randn(300, VOCAB, generator=torch.Generator().manual_seed(4))
+    reqs = [req([i % 7], [i % 5, 4], i, presence_penalty=1.0 if i % 2 else 0.0) for i in range(300)]
+    found = adjusted(logits, reqs)
+    for row, request in enumerate(reqs):
+        torch.testing.assert_close(found[row].double(), expected(logits[row], request), rtol=1e-5, atol=1e-4)
+
+
 def test_lengths_are_those_of_the_step() -> None:
     """They advance before the step runs; and a token that only the device knows is counted."""
     request, sampler = req([1], [8], frequency_penalty=2.0), Sampler(VOCAB, CPU)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from thread_engine import serve
 from tiny_model import make_tiny_model
 from torch import Tensor
 
@@ -15,7 +16,9 @@ from minisgl.core.batch import Batch
 from minisgl.core.config import make_config
 from minisgl.core.req import Req
 from minisgl.core.sampling_params import SamplingParams
+from minisgl.core.trace import Tracer
 from minisgl.models.config import ModelConfig
+from minisgl.stage5.scheduler import Scheduler
 from minisgl.stage7.config import OverlapConfig
 from minisgl.stage7.graph_runner import GraphEngine
 from minisgl.stage7.prefill_graphs import record_prefill
@@ -83,6 +86,21 @@ def test_too_long_too_many_or_no_prompts_alone(engine: GraphEngine, tokens: tupl
     assert batch.padded_size == len(tokens)
     engine.prepare(batch)
     assert not graphs.can_run(batch)
+
+
+def test_a_prompt_whose_logprobs_are_wanted_runs_in_no_graph(engine: GraphEngine) -> None:
+    """It was padded for one before that is known; what is measured is of its own tokens."""
+    asked = SamplingParams(max_tokens=2, ignore_eos=True, logprobs=2, prompt_logprobs=True)
+    found = []
+    for largest in (128, 0):
+        engine.prefill_graphs = record_prefill(engine, largest, lambda run: lambda: pytest.fail("replayed"))
+        scheduler = Scheduler(engine.config, engine, frozenset(), Tracer(None))
+        found += serve(scheduler, [list(range(30)), list(range(40, 50))], [asked] * 2)
+    for padded, plain in zip(found[:2], found[2:], strict=True):
+        for a, b in zip(padded, plain, strict=True):
+            assert (a.token_id, a.logprob.top[0][0]) == (b.token_id, b.logprob.top[0][0])
+        for c, d in zip(padded[0].prompt_logprobs[1:], plain[0].prompt_logprobs[1:], strict=True):
+            assert c.logprob == pytest.approx(d.logprob, abs=1e-4)
 
 
 def test_what_a_longer_batch_left_points_at_no_token_of_a_shorter(engine: GraphEngine) -> None:
