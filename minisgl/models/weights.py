@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from minisgl.core.protocols import Communicator
@@ -183,8 +183,7 @@ def _check(
 ) -> None:
     shapes: dict[str, list[int]] = {}
     for file in files:
-        with safe_open(file, framework="pt") as checkpoint:
-            shapes |= {name: checkpoint.get_slice(name).get_shape() for name in checkpoint.keys()}  # noqa: SIM118
+        shapes |= _shapes(file)
     missing = plan.keys() - shapes.keys()
     unexpected = {name for name in shapes.keys() - plan.keys() if not _is_redundant(name, config)}
     wrong = [
@@ -201,6 +200,14 @@ def _check(
 def _is_redundant(name: str, config: ModelConfig) -> bool:
     """Old checkpoints hold RoPE's frequencies; some hold a tied head a second time."""
     return name.endswith("rotary_emb.inv_freq") or (name == "lm_head.weight" and config.tie_word_embeddings)
+
+
+def _shapes(file: Path) -> dict[str, list[int]]:
+    try:
+        with safe_open(file, framework="pt") as checkpoint:
+            return {name: checkpoint.get_slice(name).get_shape() for name in checkpoint.keys()}  # noqa: SIM118
+    except SafetensorError as error:
+        raise ValueError(f"{file} is not a whole safetensors file ({error}): fetch it again") from error
 
 
 def _list(names: list[str], most: int = 5) -> str:
