@@ -36,4 +36,27 @@ PLACES: dict[str, tuple[str, ...]] = {
         "minisgl.stage4.radix_cache:RadixCache.unlock",
     ),
     "4.5": ("minisgl.stage4.radix_cache:RadixCache.evict",),
+    "5.1": ("minisgl.stage5.prefill:PrefillAdder._find_room",),
+    "5.2": (
+        "minisgl.stage5.policies:Mixed.compose",
+        "minisgl.stage5.prefill:PrefillAdder._cut",
+    ),
+    "5.3": (
+        "minisgl.stage5.decode:DecodeManager.runnable",
+        "minisgl.stage5.decode:DecodeManager.schedule",
+    ),
+    "5.4": ("minisgl.stage5.scheduler:Scheduler._commit",),
+    "5.5": ("minisgl.stage5.scheduler:Scheduler._make_room",),
+    "6.1": (
+        "minisgl.layers.shard:RankHeads.kv",
+        "minisgl.layers.shard:RankHeads.q",
+    ),
+    "6.2": (
+        "minisgl.models.weights:Piece.read",
+        "minisgl.models.weights:ReadingPlan.parts",
+    ),
+    "6.3": ("minisgl.layers.linear:LinearRowParallel.forward",),
+    "6.4": ("minisgl.layers.embedding:VocabParallelEmbedding.forward",),
+    "6.5": ("minisgl.stage6.communicators:DistributedCommunicator.all_gather",),
+    "6.6": ("minisgl.stage6.inbox:LockStepInbox.receive",),
 }

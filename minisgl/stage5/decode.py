@@ -5,6 +5,7 @@ from __future__ import annotations
 from operator import attrgetter
 
 from minisgl.core.req import Req
+from minisgl.learn import exercise
 from minisgl.stage5.admission import FullReservation, new_pages
 
 
@@ -19,10 +20,12 @@ class DecodeManager:
     def remove(self, req: Req) -> None:
         del self.running[req.uid]
 
+    @exercise("5.3")
     def runnable(self) -> list[Req]:
         """Everyone with a token left to compute, by uid: an order that is the same on every rank."""
         return sorted([req for req in self.running.values() if not req.is_leaving], key=attrgetter("uid"))
 
+    @exercise("5.3")
     def schedule(self, pages: int) -> list[Req]:
         """Everyone who can run in this step. When there are fewer pages than are wanted, the first to come get them:
         the others wait for a batch in flight to give some back."""

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from minisgl.core.batch import Batch
 from minisgl.core.req import Req
+from minisgl.learn import exercise
 from minisgl.stage5.config import SchedulerConfig
 from minisgl.stage5.pending import PendingReq
 
@@ -49,7 +50,9 @@ class Mixed(PrefillFirst):
     """Everyone who runs gets a token in every step, and prompts what is left of the budget: so between two tokens of a
     request lies at most one budget of work. From Sarathi-Serve (Agrawal et al. 2024)."""
 
+    @exercise("5.2")
     def compose(self, token_budget: int, prefill: Prefill, decode: Decode) -> Batch:
+        """Decode rows first, a token each, then prompts, as many of their tokens as the budget has left."""
         running = decode()
         return Batch(running + prefill(token_budget - len(running)), num_decode=len(running))
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
+from torch import Tensor
+
 from minisgl.core.protocols import CacheHandle
 from minisgl.core.req import ChunkedReq, Req
+from minisgl.learn import exercise
 from minisgl.stage4.cache_manager import CacheManager
 from minisgl.stage5.admission import FullReservation
 from minisgl.stage5.pending import PendingReq
@@ -87,37 +90,50 @@ class PrefillAdder:
         chunk = pending.chunk
         if self.token_budget == 0 or (chunk and chunk.retracted):
             return None
-        if chunk:
-            return self._cut(pending, chunk.table_idx, chunk.cached_len, chunk.cache_handle, chunk.cached_tokens)
-        return self._admit(pending)
+        if chunk is None:
+            return self._admit(pending)
+        req = self._cut(pending, chunk.table_idx, chunk.cached_len, chunk.cache_handle)
+        req.cached_tokens = chunk.cached_tokens
+        req.prompt_logprobs = chunk.prompt_logprobs  # one list: chunks still in flight add to it, in order
+        return req
 
     def _admit(self, pending: PendingReq) -> Req | None:
-        """A request enters only if the pages it is promised are there, beside those that others were promised."""
+        """The next tokens of a request that enters, in a row that begins with its cached prefix. None: it must wait."""
         if self.tables.num_free == 0:
             return None
-        wanted = pending.input_ids[:0] if pending.reports_prompt else pending.input_ids
-        handle = self.cache.match_req(wanted)  # tokens found there are not computed, and have no logits
-        self.cache.lock(handle)  # before counting: what it matched can no longer be evicted for others
-        needed = self.admission.pages(handle.cached_len, pending.prompt_len, len(pending.input_ids), pending.max_len)
-        if needed + self.promised_pages > self.cache.available_pages:
-            self.cache.unlock(handle)
+        # Tokens found in the cache are not computed, and have no logits.
+        handle = self._find_room(pending, pending.input_ids[:0] if pending.reports_prompt else pending.input_ids)
+        if handle is None:
             return None
         row = self.tables.allocate()
         self.tables.write_prompt(row, pending.input_ids)
         self.cache.table.set_prefix(row, handle.slots())
         self.cache.tracer.end(pending.state, pending.uid)
         self.cache.tracer.begin("prefill", pending.uid, cached_tokens=handle.cached_len)
-        cached_tokens = handle.cached_len if pending.cached_tokens is None else pending.cached_tokens
-        return self._cut(pending, row, handle.cached_len, handle, cached_tokens)
+        req = self._cut(pending, row, handle.cached_len, handle)
+        if pending.cached_tokens is not None:  # it is back after a retraction
+            req.cached_tokens = pending.cached_tokens
+        return req
 
-    def _cut(self, pending: PendingReq, row: int, cached_len: int, handle: CacheHandle, cached_tokens: int) -> Req:
-        """As many of its tokens as the budget allows, from cached_len on."""
+    @exercise("5.1")
+    def _find_room(self, pending: PendingReq, ids: Tensor) -> CacheHandle | None:
+        """A request enters only if the pages it is promised are there, beside those that others were promised. Returns
+        the longest cached prefix of ids (int32, on the host), locked; or None, and nothing is locked."""
+        handle = self.cache.match_req(ids)
+        self.cache.lock(handle)  # before counting: what it matched can no longer be evicted for others
+        needed = self.admission.pages(handle.cached_len, pending.prompt_len, len(pending.input_ids), pending.max_len)
+        if needed + self.promised_pages > self.cache.available_pages:
+            self.cache.unlock(handle)
+            return None
+        return handle
+
+    @exercise("5.2")
+    def _cut(self, pending: PendingReq, row: int, cached_len: int, handle: CacheHandle) -> Req:
+        """As many of its tokens as the budget allows, from cached_len on: a Req if they are its last, else a
+        ChunkedReq. Lowers the budget by what it computes, and adds its pages to come to those that are promised."""
         end = min(cached_len + self.token_budget, len(pending.input_ids))
         args = (pending.uid, pending.input_ids, pending.sampling_params, row, cached_len, handle, pending.prompt_len)
         req = Req(*args) if end == len(pending.input_ids) else ChunkedReq(*args, chunk_end=end)
-        req.cached_tokens = cached_tokens
-        if pending.chunk:
-            req.prompt_logprobs = pending.chunk.prompt_logprobs  # one list: chunks still in flight add to it, in order
         self.token_budget -= req.extend_len
         self.promised_pages += self.admission.pages_to_come(req)
         return req

@@ -19,6 +19,7 @@ from minisgl.core.req import ChunkedReq, Req
 from minisgl.core.sampling_params import SamplingParams
 from minisgl.core.trace import Tracer
 from minisgl.kernel.device import prefill_length, to_device
+from minisgl.learn import exercise
 from minisgl.stage3.engine import Engine
 from minisgl.stage3.page_count import check_fits
 from minisgl.stage4.cache_manager import CacheManager
@@ -121,6 +122,7 @@ class Scheduler:
         """Pages without which its next token cannot be sampled."""
         return 0 if req.is_leaving else new_pages(req.cached_len, req.next_len, self.config.page_size)
 
+    @exercise("5.5")
     def _make_room(self) -> None:
         """Retract who came last, until the others have their next pages: the first to come always gets on, since
         alone it fits. But wait, and retract nobody, while a batch in flight has pages that will come back with it."""
@@ -177,6 +179,7 @@ class Scheduler:
         rows, columns = to_device(host, self.engine.device).unbind()
         return rows, columns
 
+    @exercise("5.4")
     def _commit(self, req: Req, token_id: int) -> TokenOutput | None:
         """One request of a batch that is done. A request that ended while it was in flight is only released."""
         req.in_flight -= 1
