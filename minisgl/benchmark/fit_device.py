@@ -66,13 +66,15 @@ def main(args: argparse.Namespace) -> None:
     memory, folder = free_memory(torch.device("cpu")), resolve_model(args.model)
     model = ModelConfig.from_folder(folder)
     longest, whole = max(length for _, length in CASES) + TOKENS, max(n * length for n, length in CASES)
-    settings: dict[str, Any] = {"dtype": args.dtype, "device": "cpu", "threads": args.threads, "cache": "naive"}
-    config = SchedulerConfig(**settings, num_pages=512, max_prefill_length=whole)  # a case's prompts are one step
+    config = SchedulerConfig(dtype=args.dtype, device="cpu", threads=args.threads, num_pages=512, cache="naive")
     if longest > model.max_position:
         raise ValueError(f"--model {args.model} has {model.max_position} positions, and {longest} are measured")
     engine = MeasuredEngine(config, folder, model, longest)
-    scheduler = Scheduler(config, engine, frozenset(), Tracer(None))
-    steps = fastest([measure(scheduler, engine) for _ in range(REPEATS)])
+    steps: list[Measured] = []
+    for budget in (whole, None):  # a case's prompts in one step, then in chunks beside decode, as they are served
+        settings = dataclasses.replace(config, max_prefill_length=budget)
+        scheduler = Scheduler(settings, engine, frozenset(), Tracer(None))
+        steps += fastest([measure(scheduler, engine) for _ in range(REPEATS)])
     name = f"{machine()}, {args.threads} threads"
     device = fit(steps, model, Device(name, "cpu", args.dtype, 1e11, 1e10, 1e11, 1e10, memory, 0.0, 0.0, 0.0, 0.0))
     write(args.out, device, steps, model)

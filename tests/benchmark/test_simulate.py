@@ -304,9 +304,13 @@ def test_this_machine_measured_and_simulated(tmp_path: Path, capsys: pytest.Capt
     folder, out = str(make_tiny_model(tmp_path, max_position_embeddings=2048)), tmp_path / "fit.json"
     assert main(["fit-device", "--model", folder, "--dtype", "float32", "--out", str(out)]) == 0
     found = json.loads(out.read_text())
-    sizes = [step["num_decode"] + len(step["extends"]) for step in found["steps"]]
+    whole, chunked = found["steps"][: len(CASES) * TOKENS], found["steps"][len(CASES) * TOKENS :]
+    sizes = [step["num_decode"] + len(step["extends"]) for step in whole]
     assert sizes == [requests for requests, _ in CASES for _ in range(TOKENS)]
-    assert sum(end for s in found["steps"] for _, end in s["extends"]) == sum(n * length for n, length in CASES)
+    for steps in (whole, chunked):
+        computed = sum(end - start for step in steps for start, end in step["extends"])
+        assert computed == sum(n * length for n, length in CASES)
+    assert any(step["num_decode"] and step["extends"] for step in chunked), "no mixed step"
     assert all(step["host_s"] > 0 and step["device_s"] > 0 for step in found["steps"])
     device = Device.from_file(out)
     assert device.layer_s + 1 / device.flops + 1 / device.bandwidth > 0
