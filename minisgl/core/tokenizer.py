@@ -22,8 +22,8 @@ __all__ = ["ChatTemplateError", "Tokenizer"]
 class Tokenizer:
     """Immutable, and safe to share between threads.
 
-    vocab_size: every id is below it, added tokens included. eos_ids: each of them ends an answer. bos: the text of
-    the token that begins a sequence, or None. special_ids: `decode` skips them.
+    vocab_size: every id is below it, added tokens included. longest_token: in characters. eos_ids: each of them ends
+    an answer. bos: the text of the token that begins a sequence, or None. special_ids: `decode` skips them.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class Tokenizer:
         self._backend = backend
         self._special_tokens = dict(special_tokens or {})
         self._template_source = chat_template
-        self.vocab_size = backend.vocab_size
+        self.vocab_size, self.longest_token = backend.vocab_size, backend.longest_token
         self.special_ids = backend.special_ids
         self.bos = self._special_tokens.get("bos_token")
         eos = self._special_tokens.get("eos_token")

@@ -16,6 +16,7 @@ class Backend(Protocol):
     """What a tokenizer library must do for us."""
 
     vocab_size: int
+    longest_token: int  # characters
     special_ids: frozenset[int]  # decode skips them
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]: ...
@@ -37,7 +38,7 @@ class FastBackend:
         rust.no_truncation()
         rust.no_padding()
         self._rust = rust
-        self.vocab_size = max(rust.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        self.vocab_size, self.longest_token = _sizes(rust.get_vocab(with_added_tokens=True))
         self.special_ids = frozenset(filter(self._is_skipped, rust.get_added_tokens_decoder()))
         self._byte_fallback = rust.decoder is not None and rust.decoder.decode(["<0x41>"]) == "A"
         byte_level = rust.decoder is not None and rust.decoder.decode(["\u0120"]) == " "
@@ -96,7 +97,7 @@ class SlowBackend:
 
     def __init__(self, slow: Any) -> None:
         self._slow = slow
-        self.vocab_size = max(slow.get_vocab().values(), default=-1) + 1
+        self.vocab_size, self.longest_token = _sizes(slow.get_vocab())
         self.special_ids = frozenset(slow.all_special_ids)
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
@@ -159,6 +160,11 @@ def _added_token(value: str | Mapping[str, Any]) -> AddedToken:
     if isinstance(value, str):
         return AddedToken(value, normalized=False)
     return AddedToken(**{key: field for key, field in value.items() if key != "__type"})
+
+
+def _sizes(vocab: Mapping[str, int]) -> tuple[int, int]:
+    """Ids are below the first; no token has more characters than the second."""
+    return max(vocab.values(), default=-1) + 1, max(map(len, vocab), default=0)
 
 
 def _text_within(decode: Callable[[Sequence[int]], str], token_id: int) -> str:

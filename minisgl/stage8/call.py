@@ -32,6 +32,7 @@ from minisgl.stage8.openai_protocol import (
 from minisgl.stage8.sse import AnswerFormat, ChatFormat, CompletionFormat
 
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default
+MAX_COPIED = 16 << 20  # bytes, in all answers' requests together: as many as one body may have
 MAX_MESSAGES = 10_000  # each is several tokens, and a template may look at every pair of them
 MAX_TOKEN_ID = 2**31 - 1  # whether the vocabulary has an id, the tokenizer's process knows
 
@@ -100,6 +101,13 @@ def make_call(
     usage, continuous = bool(options.include_usage), bool(options.continuous_usage_stats)
     form = make_format(body.model or served[0], usage, params.logprobs is not None)
     return Call(requests, n, bool(body.stream), usage, continuous, form)
+
+
+def _check_copies(data: bytes, n: int | None) -> None:
+    """Each answer's request travels with a prompt of its own."""
+    if n is not None and len(data) * n > MAX_COPIED:
+        words = f"n {n!r:.20} times a body of {len(data)} bytes is over {MAX_COPIED}: ask for fewer answers"
+        raise bad_request(words, "n")
 
 
 def _plain(message: ChatMessage, path: str) -> dict[str, str]:

@@ -8,14 +8,15 @@ from __future__ import annotations
 import time
 from collections.abc import Generator, Sequence
 from contextlib import ExitStack
+from itertools import zip_longest
 from typing import TYPE_CHECKING, NoReturn
 
 from minisgl.core.llm import BaseLLM, Request
-from minisgl.core.outputs import TokenOutput
+from minisgl.core.outputs import TokenLogprob, TokenOutput
 from minisgl.core.sampling_params import SamplingParams
 from minisgl.stage3.page_count import check_fits
 from minisgl.stage8.launch import ProcessDied, Processes
-from minisgl.stage8.messages import TO_API, Abort, Heartbeat, Reply, Tokenize
+from minisgl.stage8.messages import TO_API, Abort, Echo, Heartbeat, Reply, TextLogprob, Tokenize
 from minisgl.stage8.server_config import ServerConfig
 from minisgl.stage8.sockets import Sockets
 
@@ -65,6 +66,7 @@ def overlap_loop(scheduler: Scheduler, inbox: RankInbox, desk: Desk, stream: Eng
 class LLM(BaseLLM):
     config: ServerConfig
     config_class = ServerConfig
+    gives_logprobs = True
 
     def _start(self) -> None:
         self._parts = ExitStack()
@@ -87,7 +89,9 @@ class LLM(BaseLLM):
         unfinished = {request.uid for request in requests}
         self._check_alive()
         for request in requests:
-            self._send(Tokenize(request.uid, request.sampling_params, token_ids=request.prompt_ids))
+            params = request.sampling_params
+            echo: Echo = "before" if params.prompt_logprobs else "no"  # those of a prompt come with its text
+            self._send(Tokenize(request.uid, params, token_ids=request.prompt_ids, echo=echo))
         try:
             while unfinished:
                 yield from self._next(unfinished)
@@ -147,12 +151,21 @@ class LLM(BaseLLM):
 
 
 def _outputs(reply: Reply) -> list[TokenOutput]:
-    """One for each token, of which the last says how the request ended; one without a token if there is none."""
+    """One for each token, of which the last says how the request ended; one without a token if there is none: it ended
+    without, or these are the logprobs of its prompt."""
     if reply.error:
         raise RuntimeError(f"request {reply.uid} was refused: {reply.error}")
-    ids: list[int | None] = [*reply.token_ids] or [None]
-    last = len(ids) - 1
+    logprobs = [_without_text(one) for one in reply.logprobs]
+    if not reply.token_ids:
+        return [TokenOutput(reply.uid, None, reply.finish_reason, reply.cached_tokens, None, logprobs or None)]
+    last = len(reply.token_ids) - 1
     return [
-        TokenOutput(reply.uid, token_id, reply.finish_reason if i == last else None, reply.cached_tokens)
-        for i, token_id in enumerate(ids)
+        TokenOutput(reply.uid, token_id, reply.finish_reason if i == last else None, reply.cached_tokens, logprob)
+        for i, (token_id, logprob) in enumerate(zip_longest(reply.token_ids, logprobs))
     ]
+
+
+def _without_text(one: TextLogprob) -> TokenLogprob | None:
+    if one.logprob is None:
+        return None
+    return TokenLogprob(one.logprob, [(token.token_id, logprob) for token, logprob in one.top])

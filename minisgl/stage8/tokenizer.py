@@ -93,8 +93,17 @@ class TokenizerRole:
             raise ValueError("a request needs exactly one of text, token ids and chat messages")
         if request.chat is not None:
             with time_limit(TEMPLATE_SECONDS, "the chat template"):
-                return self._tokenizer.apply_chat_template(request.chat, **request.template_kwargs)
-        return request.text if request.text is not None else request.token_ids or []
+                return self._check_length(self._tokenizer.apply_chat_template(request.chat, **request.template_kwargs))
+        return request.token_ids or [] if request.text is None else self._check_length(request.text)
+
+    def _check_length(self, text: str) -> str:
+        """Before the work of encoding it: no token stands for more characters than it has letters (but for those
+        that stand for anything unknown, of which nobody wants so many)."""
+        limit = self._info.max_seq_len * self._tokenizer.longest_token
+        if len(text) > limit:
+            words = f"the prompt has {len(text)} characters, and {self._info.max_seq_len} tokens hold at most {limit}"
+            raise ValueError(f"{words}: shorten it")
+        return text
 
     def _result(self, request: Tokenize, outcome: Outcome) -> Generate | Rejected:
         try:

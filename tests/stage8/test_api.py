@@ -328,6 +328,7 @@ BAD_PROMPTS = [None, 1, True, [], {}, [1, "a"], [[1], 2], [[1], "a"], [-1], [2**
     [(CHAT_PATH, CHAT | bad, param) for bad, param in BAD + BAD_CHAT]
     + [(TEXT_PATH, TEXT | bad, param) for bad, param in BAD + BAD_TEXT]
     + [(TEXT_PATH, {"prompt": bad}, "prompt") for bad in BAD_PROMPTS]
+    + [(TEXT_PATH, {"prompt": "a" * 10**6, "n": 17}, "n")]
     + [(TEXT_PATH, {"prompt": ["a"] * 129}, "prompt"), (TEXT_PATH, {"prompt": ["a"] * 64, "n": 3}, "n")],
     ids=lambda value: f"{value!r:.60}",
 )

@@ -17,16 +17,19 @@ import msgspec
 import pytest
 from tiny_model import make_tiny_model
 
+from minisgl.core.outputs import Completion
 from minisgl.core.sampling_params import SamplingParams
 from minisgl.core.trace import read_events
 from minisgl.stage5.llm import LLM as Stage5LLM
 from minisgl.stage8.launch import ProcessDied, Processes
 from minisgl.stage8.llm import LLM
+from minisgl.stage8.messages import Reply, Tokenize
 from minisgl.stage8.server_config import ServerConfig
 
 PROMPTS = ["The quick brown fox", "Wie geht es dir?"]
 OPTIONS: dict[str, Any] = {"dtype": "float32", "num_pages": 64, "page_size": 4, "max_seq_len": 200, "threads": 1}
 QUIET = {"log_level": "warning"}
+ASKING = SamplingParams(max_tokens=4, ignore_eos=True, logprobs=2, prompt_logprobs=True)
 
 
 @pytest.fixture(autouse=True)
@@ -64,16 +67,45 @@ def greedy(max_tokens: int) -> SamplingParams:
     return SamplingParams(max_tokens=max_tokens, ignore_eos=True)
 
 
+def check_logprobs(llm: LLM, expected: list[Completion]) -> None:
+    found = llm.generate(PROMPTS, ASKING)
+    assert [answer.token_ids for answer in found] == [answer.token_ids for answer in expected]
+    for answer, other in zip(found, expected, strict=True):
+        assert answer.prompt_logprobs
+        assert other.prompt_logprobs
+        assert answer.prompt_logprobs[0] is None
+        rows = [*answer.prompt_logprobs[1:], *(answer.logprobs or [])]
+        others = [*other.prompt_logprobs[1:], *(other.logprobs or [])]
+        assert len(rows) == len(others) == answer.prompt_tokens - 1 + len(answer.token_ids)
+        assert [row.logprob for row in rows if row] == pytest.approx([row.logprob for row in others if row], abs=1e-3)
+
+
+def check_stop_string(llm: LLM, text: str) -> None:
+    """The detokenizer ends the answer, and every rank the work for it."""
+    stop = text[len(text) // 2 :][:3]
+    llm._send(Tokenize(10**6, greedy(150), text=PROMPTS[0], stop=[stop]))
+    replies: list[Reply] = []
+    while not replies or not replies[-1].is_terminal:
+        replies += llm._receive()
+    assert replies[-1].finish_reason == "stop"
+    assert "".join(reply.text for reply in replies) == text[: text.index(stop)]
+    llm.generate(PROMPTS, greedy(2))  # after which the ranks are in step, or hang
+    assert llm.stats()["requests_running"] == 0
+
+
 def check_like_stage5(folder: Path, victim: str, **options: Any) -> None:
     """From the start of the processes to the death of one of them: a start takes seconds, so it is one test."""
     with Stage5LLM(str(folder), **OPTIONS) as alone:
         expected = alone.generate(PROMPTS, greedy(16))
+        with_logprobs = alone.generate(PROMPTS, ASKING)
         baseline = alone.stats()
     llm = LLM(str(folder), **OPTIONS, **QUIET, **options)
     pids = list(llm.processes.pids.values())
     try:
         assert llm.generate(PROMPTS, greedy(16)) == expected
+        check_logprobs(llm, with_logprobs)
         assert baseline.items() <= llm.stats().items()
+        check_stop_string(llm, expected[0].text)
         with pytest.raises(ValueError, match="max_tokens"):
             llm.generate(["fine", "too long"], [greedy(4), greedy(10_000)])
 

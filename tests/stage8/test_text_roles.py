@@ -125,6 +125,21 @@ def test_a_template_that_takes_for_ever_costs_one_request(
     assert isinstance(good, Generate)
 
 
+@pytest.mark.parametrize("prompt", ["text", "chat"])
+def test_a_prompt_that_cannot_fit_is_refused_before_the_work_of_encoding_it(
+    tokenizer: Tokenizer, role: TokenizerRole, monkeypatch: pytest.MonkeyPatch, prompt: str
+) -> None:
+    encoded: list[str] = []
+    monkeypatch.setattr(Tokenizer, "encode_batch", lambda self, texts, special: encoded.extend(texts) or [])
+    text = "x" * (INFO.max_seq_len * tokenizer.longest_token + 1)
+    given: dict[str, Any] = {"text": text} if prompt == "text" else {"chat": [{"role": "user", "content": text}]}
+    (refused,) = role.handle([Tokenize(1, PARAMS, **given)])
+    assert isinstance(refused, Rejected)
+    assert "characters" in refused.message
+    assert not refused.is_bug
+    assert encoded == []
+
+
 def test_variables_of_the_template(tokenizer: Tokenizer) -> None:
     source = "{{ messages[0].content }}{% if shout %}!{% endif %}"
     role = TokenizerRole(Tokenizer(tokenizer._backend, chat_template=source), vocab_size=49152, info=INFO, seed=0)
