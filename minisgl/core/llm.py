@@ -169,7 +169,7 @@ class BaseLLM(ABC):
 
     def _check(self, prompt: str | Sequence[int], params: SamplingParams) -> tuple[list[int], SamplingParams]:
         if params.logprobs is not None and not self.gives_logprobs:
-            raise ValueError("logprobs are given by stages 5, 6 and 7, not by this one: leave them out")
+            raise ValueError("logprobs are given by stages 5 to 8, not by this one: leave them out")
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
         check_prompt(ids, params, self.model_config.vocab_size, self.max_seq_len)
         return ids, params

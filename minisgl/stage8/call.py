@@ -32,7 +32,7 @@ from minisgl.stage8.openai_protocol import (
 from minisgl.stage8.sse import AnswerFormat, ChatFormat, CompletionFormat
 
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default
-MAX_COPIED = 16 << 20  # bytes, in all answers' requests together: as many as one body may have
+MAX_COPIED = 16 << 20  # of all answers' requests together: about what one body may have
 MAX_MESSAGES = 10_000  # each is several tokens, and a template may look at every pair of them
 MAX_TOKEN_ID = 2**31 - 1  # whether the vocabulary has an id, the tokenizer's process knows
 
@@ -89,6 +89,7 @@ def make_call(
     new_uid: Callable[[], int],
 ) -> Call:
     n = check_choices(len(prompts), body.n)
+    _check_copies(prompts, n)
     stop = stop_strings(body)
     if body.stream_options is not None and not body.stream:
         raise bad_request("stream_options is only for streams: set stream to true or leave it out", "stream_options")
@@ -103,11 +104,18 @@ def make_call(
     return Call(requests, n, bool(body.stream), usage, continuous, form)
 
 
-def _check_copies(data: bytes, n: int | None) -> None:
+def _check_copies(prompts: list[dict[str, Any]], n: int) -> None:
     """Each answer's request travels with a prompt of its own."""
-    if n is not None and len(data) * n > MAX_COPIED:
-        words = f"n {n!r:.20} times a body of {len(data)} bytes is over {MAX_COPIED}: ask for fewer answers"
-        raise bad_request(words, "n")
+    size = n * sum(map(_size, prompts))
+    if n > 1 and size > MAX_COPIED:
+        words = f"{n} answers to each prompt make {size} characters or ids of prompts, over the limit of {MAX_COPIED}"
+        raise bad_request(f"n: {words}: ask for fewer", "n")
+
+
+def _size(prompt: dict[str, Any]) -> int:
+    """In characters or ids."""
+    of_chat = sum(len(message["content"]) for message in prompt.get("chat") or [])
+    return len(prompt.get("text") or prompt.get("token_ids") or "") + of_chat
 
 
 def _plain(message: ChatMessage, path: str) -> dict[str, str]:

@@ -217,6 +217,6 @@ def test_they_cross_processes(plain: Any, folder: Path, reference: Reference) ->
 @pytest.mark.parametrize("stage", [1, 2, 3, 4])
 def test_earlier_stages_refuse(folder: Path, stage: int) -> None:
     with import_module(f"minisgl.stage{stage}.llm").LLM(str(folder), device="cpu", max_seq_len=64) as llm:
-        with pytest.raises(ValueError, match="logprobs are given by stages 5, 6 and 7"):
+        with pytest.raises(ValueError, match="logprobs are given by stages 5 to 8"):
             llm.generate("a", SamplingParams(max_tokens=1, logprobs=1))
         assert len(llm.generate("a", SamplingParams(max_tokens=1, ignore_eos=True))[0].token_ids) == 1
