@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from minisgl.core.protocols import Communicator
 from minisgl.layers.linear import LocalLinear
 from minisgl.layers.shard import shard_range, shard_sizes
+from minisgl.learn import exercise
 
 
 class VocabParallelEmbedding(nn.Module):
@@ -20,6 +21,7 @@ class VocabParallelEmbedding(nn.Module):
         self.weight = nn.Parameter(torch.empty(len(self.vocab_range), hidden_size))
         self.comm = comm
 
+    @exercise("6.4")
     def forward(self, input_ids: Tensor) -> Tensor:
         """input_ids: int32 [tokens]. Returns [tokens, hidden]. Each id is on one rank; the others add zeros."""
         if self.comm.size == 1:

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from minisgl.core.protocols import Communicator
 from minisgl.kernel.linear import linear, pack_linear
-from minisgl.layers.shard import Heads, kv_head_range, q_head_range, shard_range
+from minisgl.layers.shard import Heads, RankHeads, shard_range
+from minisgl.learn import exercise
 
 
 class LocalLinear(nn.Module):
@@ -55,8 +56,8 @@ class LinearQKVMerged(LocalLinear):
     """The q, k and v projections in one product, cut between KV groups: a rank's q heads, its k and v heads."""
 
     def __init__(self, inputs: int, heads: Heads, head_dim: int, bias: bool, comm: Communicator) -> None:
-        num_heads = len(q_head_range(heads, comm)) + 2 * len(kv_head_range(heads, comm))
-        super().__init__(inputs, num_heads * head_dim, bias)
+        own = RankHeads(heads, comm.rank, comm.size)
+        super().__init__(inputs, (len(own.q()) + 2 * len(own.kv())) * head_dim, bias)
 
 
 class LinearRowParallel(LocalLinear):
@@ -66,6 +67,7 @@ class LinearRowParallel(LocalLinear):
         super().__init__(local_inputs, outputs, bias)
         self.comm = comm
 
+    @exercise("6.3")
     def forward(self, x: Tensor) -> Tensor:
         """x: [tokens, local_inputs]. Returns [tokens, outputs], the same on every rank."""
         bias = self.bias if self.comm.rank == 0 else None  # in the sum once
@@ -76,4 +78,4 @@ class LinearOProj(LinearRowParallel):
     """Attention's output projection. Its inputs are the rank's q heads, which are cut by KV group."""
 
     def __init__(self, heads: Heads, head_dim: int, outputs: int, bias: bool, comm: Communicator) -> None:
-        super().__init__(len(q_head_range(heads, comm)) * head_dim, outputs, bias, comm)
+        super().__init__(len(RankHeads(heads, comm.rank, comm.size).q()) * head_dim, outputs, bias, comm)

@@ -6,7 +6,10 @@ be on the same rank. Heads need not divide: 9 q heads and 3 KV heads on 2 ranks 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
+
+from minisgl.learn import exercise
 
 
 class Heads(Protocol):
@@ -17,13 +20,6 @@ class Heads(Protocol):
 
     @property
     def num_kv_heads(self) -> int: ...
-
-
-class Place(Protocol):
-    """Which rank of how many. A Communicator is one."""
-
-    rank: int
-    size: int
 
 
 def shard_range(total: int, rank: int, size: int) -> range:
@@ -43,27 +39,38 @@ def shard_sizes(total: int, size: int) -> list[int]:
     return [len(shard_range(total, rank, size)) for rank in range(size)]
 
 
-def kv_head_range(heads: Heads, place: Place) -> range:
-    """The KV heads of a rank. With more ranks than KV heads each head is held by several ranks, as many for all.
+@dataclass(frozen=True)
+class RankHeads:
+    """The heads of one of `size` ranks."""
 
-    Raises ValueError when that would not come out even.
-    """
-    kv_heads, size = heads.num_kv_heads, place.size
-    if size <= kv_heads:
-        return shard_range(kv_heads, place.rank, size)
-    if size % kv_heads:
-        raise ValueError(
-            f"--tp {size} does not fit {kv_heads} KV heads: use at most {kv_heads} ranks, or a multiple of {kv_heads}"
-        )
-    return range(place.rank * kv_heads // size, place.rank * kv_heads // size + 1)
+    heads: Heads
+    rank: int
+    size: int
 
+    @exercise("6.1")
+    def kv(self) -> range:
+        """The KV heads. With more ranks than KV heads each head is held by several ranks, as many for all.
 
-def q_head_range(heads: Heads, place: Place) -> range:
-    """The q heads of a rank: all those of its KV heads, or its share of them where the KV head is replicated."""
-    group = heads.num_heads // heads.num_kv_heads
-    kv = kv_head_range(heads, place)
-    if place.size <= heads.num_kv_heads:
-        return range(kv.start * group, kv.stop * group)
-    copies = place.size // heads.num_kv_heads
-    share = shard_range(group, place.rank % copies, copies)
-    return range(kv.start * group + share.start, kv.start * group + share.stop)
+        Raises ValueError when that would not come out even.
+        """
+        kv_heads = self.heads.num_kv_heads
+        if self.size <= kv_heads:
+            return shard_range(kv_heads, self.rank, self.size)
+        if self.size % kv_heads:
+            raise ValueError(
+                f"--tp {self.size} does not fit {kv_heads} KV heads: use at most {kv_heads} ranks, "
+                f"or a multiple of {kv_heads}"
+            )
+        first = self.rank * kv_heads // self.size
+        return range(first, first + 1)
+
+    @exercise("6.1")
+    def q(self) -> range:
+        """The q heads: all those of its KV heads, or its share of them where the KV head is replicated."""
+        kv = self.kv()
+        group = self.heads.num_heads // self.heads.num_kv_heads
+        if self.size <= self.heads.num_kv_heads:
+            return range(kv.start * group, kv.stop * group)
+        copies = self.size // self.heads.num_kv_heads
+        share = shard_range(group, self.rank % copies, copies)
+        return range(kv.start * group + share.start, kv.start * group + share.stop)

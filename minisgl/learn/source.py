@@ -113,6 +113,8 @@ def _names(tree: ast.Module, module: str) -> Iterator[tuple[str, Import]]:
             yield item.name, Import(module, item.name)
         elif isinstance(item, ast.Assign):
             yield from ((t.id, Import(module, t.id)) for t in item.targets if isinstance(t, ast.Name))
+        elif isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name):
+            yield item.target.id, Import(module, item.target.id)
 
 
 def _own_names(node: FunctionNode) -> Iterator[str]:

@@ -18,7 +18,7 @@ from minisgl.layers.embedding import ParallelLMHead, VocabParallelEmbedding
 from minisgl.layers.linear import LinearColParallelMerged, LinearOProj, LinearQKVMerged, LinearRowParallel
 from minisgl.layers.norm import RMSNorm, RMSNormFused
 from minisgl.layers.rotary import RotaryEmbedding
-from minisgl.layers.shard import kv_head_range, q_head_range, shard_range
+from minisgl.layers.shard import RankHeads, shard_range
 from minisgl.models.config import ModelConfig
 
 
@@ -37,7 +37,8 @@ class RopeAttention(nn.Module):
         super().__init__()
         self.layer_id = layer_id
         self.head_dim = config.head_dim
-        self.num_heads, self.num_kv_heads = len(q_head_range(config, comm)), len(kv_head_range(config, comm))
+        own = RankHeads(config, comm.rank, comm.size)
+        self.num_heads, self.num_kv_heads = len(own.q()), len(own.kv())
         self.qkv_proj = LinearQKVMerged(config.hidden_size, config, config.head_dim, qkv_bias, comm)
         self.o_proj = LinearOProj(config, config.head_dim, config.hidden_size, o_bias, comm)
         self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if qk_norm else None

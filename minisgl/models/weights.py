@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from minisgl.core.protocols import Communicator
 from minisgl.layers.linear import LocalLinear
-from minisgl.layers.shard import kv_head_range, q_head_range, shard_range
+from minisgl.layers.shard import RankHeads, shard_range
+from minisgl.learn import exercise
 from minisgl.models.config import ModelConfig
 
 # For each module here: the dimension of its weight that is cut (0 outputs, 1 inputs), and the checkpoint's modules
@@ -52,6 +53,56 @@ class Piece(NamedTuple):
         shape[self.dim] = self.total
         return shape
 
+    @exercise("6.2")
+    def read(self, checkpoint: Any) -> Tensor:
+        """checkpoint: this piece's tensor there, of two dimensions or one. It reads from the file only what is asked
+        of it by an index."""
+        start, stop = self.source.start, self.source.stop
+        return checkpoint[start:stop] if self.dim == 0 else checkpoint[:, start:stop]
+
+
+class ReadingPlan:
+    """Which pieces of a checkpoint a rank reads, and where each goes."""
+
+    def __init__(self, config: ModelConfig, rank: int, size: int) -> None:
+        self.config, self.rank, self.size = config, rank, size
+
+    def pieces(self, name: str, parameter: nn.Parameter) -> Iterator[tuple[str, Piece]]:
+        """The checkpoint's tensors that a parameter is made of, by their names there."""
+        path, kind = name.rsplit(".", 1)
+        if ".experts." in name:  # experts.gate_up_proj is a stack: experts.7.gate_proj.weight is one part of one layer
+            for expert in range(self.config.num_experts):
+                yield from self.parts(name, f"{path}.{expert}.", kind, "weight", expert)
+            return
+        module = path.rpartition(".")[2]
+        if module in SHARDING and not (kind == "bias" and SHARDING[module][0] == 1):
+            yield from self.parts(name, path.removesuffix(module), module, kind)
+        else:
+            yield name, Piece(name, None, 0, range(len(parameter)), len(parameter), 0)
+
+    @exercise("6.2")
+    def parts(
+        self, parameter: str, prefix: str, module: str, kind: str, expert: int | None = None
+    ) -> Iterator[tuple[str, Piece]]:
+        """The parts of SHARDING[module], this rank's slice of each, one after another in the parameter. A part's name
+        in the checkpoint is prefix, part, ".", kind ("weight" or "bias")."""
+        dim, parts = SHARDING[module]
+        offset = 0
+        for part, units in parts:
+            source, total = self.cut(units, expert is not None)
+            yield f"{prefix}{part}.{kind}", Piece(parameter, expert, dim, source, total, offset)
+            offset += len(source)
+
+    def cut(self, units: str, of_expert: bool = False) -> tuple[range, int]:
+        """This rank's elements of a dimension, and how many there are in all. units: as SHARDING has them."""
+        config, heads = self.config, RankHeads(self.config, self.rank, self.size)
+        if units in ("q heads", "kv heads"):
+            own, total = (heads.q(), config.num_heads) if units == "q heads" else (heads.kv(), config.num_kv_heads)
+            return range(own.start * config.head_dim, own.stop * config.head_dim), total * config.head_dim
+        intermediate = config.moe_intermediate_size if of_expert else config.intermediate_size
+        total = {"vocab": config.vocab_size, "intermediate": intermediate}[units]
+        return shard_range(total, self.rank, self.size), total
+
 
 def load_weights(
     model: nn.Module,
@@ -67,7 +118,8 @@ def load_weights(
     Raises ValueError that names all tensors that are missing, unexpected or of another shape, before any is read.
     """
     parameters = dict(model.named_parameters())
-    plan = {name: piece for key, value in parameters.items() for name, piece in _pieces(key, value, config, comm)}
+    reading = ReadingPlan(config, comm.rank, comm.size)
+    plan = {name: piece for key, value in parameters.items() for name, piece in reading.pieces(key, value)}
     files = _files(folder)
     _check(folder, files, plan, parameters, config)
     allocate(model, dtype, device)
@@ -78,7 +130,7 @@ def load_weights(
                 if (piece := plan.get(name)) is None:
                     continue
                 destination = piece.destination(parameters)
-                destination.copy_(_read(checkpoint.get_slice(name), piece))
+                destination.copy_(piece.read(checkpoint.get_slice(name)))
                 done += destination.nbytes
                 if progress is not None:
                     progress(done, total)
@@ -113,53 +165,6 @@ def _pack(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, LocalLinear):
             module.pack()
-
-
-def _pieces(name: str, parameter: nn.Parameter, config: ModelConfig, comm: Communicator) -> Iterator[tuple[str, Piece]]:
-    """The checkpoint's tensors that a parameter is made of."""
-    if ".experts." in name:
-        prefix, module = name.rsplit(".", 1)
-        for expert in range(config.num_experts):
-            yield from _parts(name, f"{prefix}.{expert}", module, "weight", expert, config, comm)
-        return
-    path, kind = name.rsplit(".", 1)
-    prefix, _, module = path.rpartition(".")
-    if module in SHARDING and not (kind == "bias" and SHARDING[module][0] == 1):
-        yield from _parts(name, prefix, module, kind, None, config, comm)
-    else:
-        yield name, Piece(name, None, 0, range(len(parameter)), len(parameter), 0)
-
-
-def _parts(
-    name: str, prefix: str, module: str, kind: str, expert: int | None, config: ModelConfig, comm: Communicator
-) -> Iterator[tuple[str, Piece]]:
-    dim, parts = SHARDING[module]
-    offset = 0
-    for part, units in parts:
-        source, total = _cut("expert " + units if expert is not None else units, config, comm)
-        yield f"{prefix}.{part}.{kind}".lstrip("."), Piece(name, expert, dim, source, total, offset)
-        offset += len(source)
-
-
-def _cut(units: str, config: ModelConfig, comm: Communicator) -> tuple[range, int]:
-    """This rank's elements of a dimension, and how many there are in all."""
-    if units in ("q heads", "kv heads"):
-        heads, total = q_head_range(config, comm), config.num_heads
-        if units == "kv heads":
-            heads, total = kv_head_range(config, comm), config.num_kv_heads
-        return range(heads.start * config.head_dim, heads.stop * config.head_dim), total * config.head_dim
-    totals = {
-        "vocab": config.vocab_size,
-        "intermediate": config.intermediate_size,
-        "expert intermediate": config.moe_intermediate_size,
-    }
-    return shard_range(totals[units], comm.rank, comm.size), totals[units]
-
-
-def _read(source: Any, piece: Piece) -> Tensor:
-    """source: a slice of safetensors, which reads from the file only what is asked of it."""
-    start, stop = piece.source.start, piece.source.stop
-    return source[start:stop] if piece.dim == 0 else source[:, start:stop]
 
 
 def _files(folder: Path) -> list[Path]:
@@ -197,17 +202,17 @@ def _check(
         raise ValueError(f"the weights in {folder} are not those of its config.json's {config.architecture}: {text}")
 
 
-def _is_redundant(name: str, config: ModelConfig) -> bool:
-    """Old checkpoints hold RoPE's frequencies; some hold a tied head a second time."""
-    return name.endswith("rotary_emb.inv_freq") or (name == "lm_head.weight" and config.tie_word_embeddings)
-
-
 def _shapes(file: Path) -> dict[str, list[int]]:
     try:
         with safe_open(file, framework="pt") as checkpoint:
             return {name: checkpoint.get_slice(name).get_shape() for name in checkpoint.keys()}  # noqa: SIM118
     except SafetensorError as error:
         raise ValueError(f"{file} is not a whole safetensors file ({error}): fetch it again") from error
+
+
+def _is_redundant(name: str, config: ModelConfig) -> bool:
+    """Old checkpoints hold RoPE's frequencies; some hold a tied head a second time."""
+    return name.endswith("rotary_emb.inv_freq") or (name == "lm_head.weight" and config.tie_word_embeddings)
 
 
 def _list(names: list[str], most: int = 5) -> str:

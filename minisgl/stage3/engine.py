@@ -21,7 +21,7 @@ from minisgl.core.req import Req
 from minisgl.core.sampling_params import SamplingParams
 from minisgl.core.threads import set_threads
 from minisgl.kernel.device import free_memory, host_copy, pool_terms, resolve_device, resolve_dtype, to_device
-from minisgl.layers.shard import kv_head_range, q_head_range
+from minisgl.layers.shard import RankHeads
 from minisgl.models.config import ModelConfig
 from minisgl.models.fuse import fuse
 from minisgl.models.load import load_model
@@ -62,8 +62,8 @@ class Engine:
             rows = config.max_running_requests
             self.table = PageTable(rows, max_seq_len, config.page_size, self.pool.dummy_slot, self.device)
             self.dummy_req = Req(-1, torch.zeros(1, dtype=torch.int32), SamplingParams(max_tokens=1), rows)
-            q_heads, kv_heads = len(q_head_range(model_config, self.comm)), len(kv_head_range(model_config, self.comm))
-            shape = q_heads, kv_heads, model_config.head_dim, config.page_size, self.dtype, self.device
+            own = RankHeads(model_config, self.comm.rank, self.comm.size)
+            shape = len(own.q()), len(own.kv()), model_config.head_dim, config.page_size, self.dtype, self.device
             self.attention = create_attention(config.attn, *shape)
             if not config.disable_fusion:
                 fuse(self.model, self.attention, self.device)
@@ -143,7 +143,7 @@ class Engine:
     def _make_pool(self, free_before: int) -> KVCachePool:
         """Every rank makes as many pages as the one with least room for them."""
         model, size = self.model_config, self.config.page_size
-        kv_heads = len(kv_head_range(model, self.comm))
+        kv_heads = len(RankHeads(model, self.comm.rank, self.comm.size).kv())
         each = KVCachePool.page_bytes(model.num_layers, size, kv_heads, model.head_dim, self.dtype)
         num_pages = self.config.num_pages
         if num_pages is None:

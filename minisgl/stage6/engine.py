@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from minisgl.core.protocols import Communicator, NoCommunicator
-from minisgl.layers.shard import kv_head_range
+from minisgl.layers.shard import RankHeads
 from minisgl.models.config import ModelConfig
 from minisgl.stage3.engine import Engine
 from minisgl.stage6.communicators import DistributedCommunicator, check_devices, rank_device
@@ -60,10 +59,4 @@ def check_parallel(config: ParallelConfig, model: ModelConfig) -> None:
     for name, count in units.items():
         if config.tp > count:
             raise ValueError(f"--tp {config.tp} is more than this model's {count} {name}: use at most {count}")
-    kv_head_range(model, _Place(0, config.tp))
-
-
-@dataclass
-class _Place:
-    rank: int
-    size: int
+    RankHeads(model, 0, config.tp).q()

@@ -14,6 +14,7 @@ from typing import Protocol
 import msgspec
 
 from minisgl.core.outputs import TokenOutput
+from minisgl.learn import exercise
 from minisgl.stage5.scheduler import Scheduler
 from minisgl.stage6.messages import Abort, AddRequests, Order, Stop
 
@@ -103,7 +104,10 @@ class LockStepInbox:
         self._mailbox, self._broadcast, self._on_idle = mailbox, broadcast, on_idle
         self._decode = msgspec.msgpack.Decoder(Order).decode
 
+    @exercise("6.6")
     def receive(self, blocking: bool) -> list[Order] | None:
+        """As many messages as rank 0 has, the same on all ranks. blocking: wait for the first, before they agree on a
+        number. None: one of them is Stop."""
         if blocking:
             if not self._mailbox:
                 self._on_idle()

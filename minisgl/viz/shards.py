@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Protocol
 
 from matplotlib import colormaps
@@ -13,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.text import Text
 
-from minisgl.layers.shard import kv_head_range, q_head_range, shard_range
+from minisgl.layers.shard import RankHeads, shard_range
 from minisgl.viz.style import Size, fit_labels, legend, new_figure, styled, swatch, text_on
 
 
@@ -33,17 +32,11 @@ class Shape(Protocol):
     def vocab_size(self) -> int: ...
 
 
-@dataclass
-class _Place:
-    rank: int
-    size: int
-
-
 @styled
 def shards(shape: Shape, tp: int, *, title: str | None = None, size: Size = "notebook") -> Figure:
     """tp: number of ranks. A bar for each dimension that is cut; one lane for each rank that holds a part of it."""
-    places = [_Place(rank, tp) for rank in range(tp)]
-    q, kv = ([f(shape, place) for place in places] for f in (q_head_range, kv_head_range))
+    ranks = [RankHeads(shape, rank, tp) for rank in range(tp)]
+    q, kv = [own.q() for own in ranks], [own.kv() for own in ranks]
     mlp, vocab = ([shard_range(n, rank, tp) for rank in range(tp)] for n in (shape.intermediate_size, shape.vocab_size))
     dimensions = {"q heads": q, "KV heads and\nKV cache": kv, "MLP columns": mlp, "vocabulary": vocab}
     figure, rows = new_figure(size, title or _finding(shape, q, kv), len(dimensions), tall=0.75 + tp * 0.03)

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minisgl.layers.shard import kv_head_range, q_head_range, shard_range, shard_sizes
+from minisgl.layers.shard import RankHeads, shard_range, shard_sizes
 
 
 def ranges(num_heads: int, num_kv_heads: int, size: int) -> tuple[list[range], list[range]]:
     heads = SimpleNamespace(num_heads=num_heads, num_kv_heads=num_kv_heads)
-    places = [SimpleNamespace(rank=rank, size=size) for rank in range(size)]
-    return [q_head_range(heads, place) for place in places], [kv_head_range(heads, place) for place in places]
+    ranks = [RankHeads(heads, rank, size) for rank in range(size)]
+    return [own.q() for own in ranks], [own.kv() for own in ranks]
 
 
 @given(st.integers(1, 16), st.integers(0, 200))

@@ -16,7 +16,7 @@ from minisgl.learn.serving import chosen
 # Enough to call everything: tokens are drawn and filtered; prompts share a beginning, differ, and fill the pool.
 DRAW = ("--temperature", "0.8", "--top-k", "9", "--top-p", "0.9", "--max-tokens", "4", "--ignore-eos")
 PROMPTS = ("a dog sat here and there", "a dog ran off at once", "something else, long enough to need other pages")
-FLAGS = {4: ("--page-size", "4", "--num-pages", "16")}
+FLAGS = {4: ("--page-size", "4", "--num-pages", "16"), 6: ("--tp", "2")}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -50,7 +50,7 @@ def test_solutions_are_called_on_their_stage(run: Run, checkout: Path, tiny: Pat
 
 @pytest.mark.slow
 def test_solutions_are_called_on_the_server(run: Run, checkout: Path, tiny: Path) -> None:
-    pool = ("--page-size", "4", "--max-running-requests", "1", "--memory-ratio", "0.9")
+    pool = ("--page-size", "4", "--max-running-requests", "1", "--memory-ratio", "0.9", "--tp", "2")
     done = run("minisgl.stage8", "--model", str(tiny), "--mine", "all", *DRAW, *pool, *prompts(*PROMPTS))
     found = calls(done.stderr)
     wanted = [
