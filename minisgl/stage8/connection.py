@@ -51,7 +51,11 @@ class Connection(H11Protocol):
             ("content-length", str(len(error.body))),
             ("connection", "close"),
         ]
-        for event in (h11.Response(status_code=400, headers=headers), h11.Data(error.body), h11.EndOfMessage()):
+        for event in (
+            h11.Response(status_code=400, headers=headers, reason=b"Bad Request"),
+            h11.Data(error.body),
+            h11.EndOfMessage(),
+        ):
             self.transport.write(self.conn.send(event) or b"")
         self.transport.close()
 
