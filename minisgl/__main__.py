@@ -13,7 +13,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         from minisgl import where  # only what is asked for is loaded
 
         return where.main(arguments[1:])
-    if arguments[:1] and arguments[0] in ("start", "check", "hint", "diff", "progress", "changed"):
+    if arguments[:1] and arguments[0] in ("start", "check", "hint", "diff", "progress", "changed", "bug"):
         from minisgl.learn.commands import main as learn
 
         return learn(arguments)

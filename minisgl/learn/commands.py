@@ -1,4 +1,4 @@
-"""The learner's subcommands: start, check, hint, diff, progress, changed. Knows nothing of how code is tested."""
+"""The learner's subcommands: start, check, hint, diff, progress, changed, bug. Knows nothing of how code is tested."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import textwrap
 from collections.abc import Sequence
 
 from minisgl.learn.answers import Answers
+from minisgl.learn.bugs import main as bug
 from minisgl.learn.changes import main as changed
 from minisgl.learn.checking import check, not_begun, show
 from minisgl.learn.course import Chapter, Course
@@ -18,7 +19,7 @@ from minisgl.learn.generate import main as generate
 from minisgl.learn.memory import next_hint, remembered
 from minisgl.learn.source import marked_methods
 
-COMMANDS = ("start", "check", "hint", "diff", "progress", "changed")
+COMMANDS = ("start", "check", "hint", "diff", "progress", "changed", "bug")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -51,6 +52,9 @@ def _parser() -> argparse.ArgumentParser:
     changes = commands.add_parser("changed", help="how a stage's loop differs from that of the stage before")
     changes.add_argument("stage", metavar="N")
     changes.set_defaults(run=lambda args: changed(args.stage))
+    hunt = commands.add_parser("bug", help="run a stage with a bug in it, for you to find; without N: which there are")
+    hunt.add_argument("number", nargs="?", metavar="N")
+    hunt.set_defaults(run=lambda args: bug(args.number))
     progress = commands.add_parser("progress", help="how far you are")
     progress.set_defaults(run=_progress)
     generation = commands.add_parser("generate", help="make skeletons, solutions and registry of the package's marks")

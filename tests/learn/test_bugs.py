@@ -1,0 +1,136 @@
+"""`minisgl bug`: each bug shows its symptom, in the answers or in the trace, and a run without it does not."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from minisgl import viz
+from minisgl.core.trace import Event, read_events
+from minisgl.learn import bugs
+from minisgl.learn.course import Course
+from minisgl.viz.__main__ import FIGURES
+
+COURSE = Course()
+BUGS = bugs.bugs(COURSE)
+
+
+class Run(NamedTuple):
+    outcome: bugs.Outcome
+    events: Sequence[Event]
+
+    @property
+    def texts(self) -> list[str]:
+        return [completion.text for completion in self.outcome.completions]
+
+    @property
+    def tokens(self) -> list[int]:
+        """Of the steps of request 0, which stages 1 and 2 run alone."""
+        return viz.step_tokens(self.events, 0)
+
+
+def same_count_in_every_step(run: Run) -> bool:
+    return len(run.tokens) > 2 and len(set(run.tokens)) == 1
+
+
+def computes_all_again(run: Run) -> bool:
+    return len(run.tokens) > 2 and all(b == a + 1 for a, b in zip(run.tokens, run.tokens[1:], strict=False))
+
+
+def repeats_itself(run: Run) -> bool:
+    (completion,) = run.outcome.completions
+    return len(set(completion.token_ids)) < len(completion.token_ids) / 2
+
+
+def loses_pages(run: Run) -> bool:
+    last = viz.page_snapshots(run.events)[-1]
+    return run.outcome.stats["pages_free"] < run.outcome.stats["pages_total"] and bool(last.cached)
+
+
+def shares_pages(run: Run) -> bool:
+    return max(snapshot.num_shared for snapshot in viz.page_snapshots(run.events)) > 0
+
+
+def forgets_the_system_prompt(run: Run) -> bool:
+    return run.outcome.completions[4].cached_tokens < 16
+
+
+def keeps_locks(run: Run) -> bool:
+    counters = [event.args for event in run.events if event.phase == "C" and event.name == "pages"]
+    return counters[-1]["protected"] > 0
+
+
+def exceeds_the_budget(run: Run) -> bool:
+    return max(step.tokens for step in viz.steps(run.events)) > 16
+
+
+def waits_until_all_are_gone(run: Run) -> bool:
+    starts = {span.uid: span.start for span in viz.request_spans(run.events) if span.state == "prefill"}
+    ends = {span.uid: span.end for span in viz.request_spans(run.events)}
+    return starts[2] >= ends[0]
+
+
+SYMPTOMS: dict[str, tuple[Callable[[Run], bool], bool]] = {  # and whether the answers stay right
+    "1": (same_count_in_every_step, False),
+    "2": (computes_all_again, True),
+    "3": (repeats_itself, False),
+    "4": (loses_pages, True),
+    "5": (shares_pages, False),
+    "6": (forgets_the_system_prompt, True),
+    "7": (keeps_locks, True),
+    "8": (exceeds_the_budget, True),
+    "9": (waits_until_all_are_gone, True),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", BUGS)
+def test_a_bug_shows_and_its_absence_does_not(
+    number: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    outcomes: list[bugs.Outcome] = []
+    run = bugs.run
+    monkeypatch.setattr(bugs, "run", lambda *args: outcomes.append(run(*args)) or outcomes[-1])
+    assert bugs.main(number) == 0
+    told = capsys.readouterr().out
+    names = [f"trace-bug{number}-expected.json", f"trace-bug{number}.json"]
+    expected, came = (Run(o, read_events(Path(name))) for o, name in zip(outcomes, names, strict=True))
+    shows, right = SYMPTOMS[number]
+    assert not expected.outcome.error
+    assert shows(came), "the bug does not show"
+    assert not shows(expected), "what is said to be the bug shows without it too"
+    assert (came.texts == expected.texts) == right
+    assert all(f"{name} --figure {figure}" in told for name in names for figure in BUGS[number].figures)
+    assert BUGS[number].file.removesuffix(".py") not in told, "that would give it away"
+
+
+def test_each_bug_has_a_file_figures_and_a_place_in_the_key() -> None:
+    assert list(BUGS) == list(SYMPTOMS)
+    assert {bug.stage for bug in BUGS.values()} == {1, 2, 3, 4, 5}
+    key = (COURSE.root / "solutions" / "bug_hunts.md").read_text("utf-8")
+    sections = dict(re.findall(r"^## Bug (\d+)\n(.*?)(?=^## |\Z)", key, re.MULTILINE | re.DOTALL))
+    assert list(sections) == list(BUGS)
+    for number, bug in BUGS.items():
+        assert set(bug.figures) <= set(FIGURES)
+        (method,) = bugs.changed_methods(bugs.folder(COURSE) / bug.file)
+        assert f"`{method.place.split(':')[1]}`" in sections[number], "the key names the method"
+        assert bug.file.removesuffix(".py") in sections[number]
+
+
+def test_they_are_listed_and_others_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert bugs.main(None) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == list(BUGS)
+    with pytest.raises(ValueError, match="there is no bug '99': there are 1, 2, 3"):
+        bugs.main("99")
+
+
+def test_what_differs_is_told() -> None:
+    right = bugs.Outcome(stats={"pages_free": 4})
+    assert list(bugs.differences(right, right)) == ["pages free   as expected: 4"]
+    told = "\n".join(bugs.differences(right, bugs.Outcome(error="RuntimeError: twice")))
+    assert told == "the run      ended with RuntimeError: twice"

@@ -1,0 +1,50 @@
+"""The teacher's page: its grading of a class works as printed, and its minutes are those of the exercises."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pages
+import pytest
+from checkout_copy import ROOT
+
+from minisgl.learn.course import Course
+
+PAGE = ROOT / "chapters" / "for-teachers.md"
+
+
+@pytest.mark.slow
+def test_a_class_is_graded(checkout: Path) -> None:
+    chapter = Course(checkout).chapter("3")
+    for name, text in (
+        ("Ada", chapter.solution.read_text()),
+        ("Bob", chapter.skeleton.read_text()),
+        ("Eve", "class MyPageAllocator(:\n"),
+    ):
+        folder = checkout / "handed_in" / name
+        folder.mkdir(parents=True)
+        (folder / "stage3.py").write_text(text)
+    (code,) = [block.text for block in pages.blocks(PAGE) if block.language == "python"]
+    run = subprocess.run([sys.executable, "-c", code], cwd=checkout, capture_output=True, text=True, timeout=280)
+    assert run.returncode == 0, run.stderr
+    ada, bob, eve = (line.split("\t") for line in run.stdout.splitlines())
+    assert ada == ["Ada", "6 of 6", *["done"] * 6]
+    assert bob == ["Bob", "0 of 6", *["to do"] * 6]
+    assert eve[:2] == ["Eve", "0 of 6"]
+    assert "mine.py, line 1" in eve[2]
+    assert not chapter.mine.exists()
+    shutil.rmtree(checkout / "handed_in")
+
+
+@pytest.mark.parametrize("page", ["chapters/README.md", "chapters/for-teachers.md"])
+def test_minutes_are_those_of_the_exercises(page: str) -> None:
+    rows = [line for line in (ROOT / page).read_text("utf-8").splitlines() if line.startswith("| ")]
+    for chapter in Course().chapters:
+        if not (chapter.folder / "README.md").exists():  # it is written after its exercises
+            continue
+        minutes = sum(exercise.minutes for exercise in chapter.exercises)
+        (row,) = [row for row in rows if f"({chapter.folder.name}/README.md)" in row]
+        assert f"| {len(chapter.exercises)}, {minutes} minutes |" in row, f"{page}: stage {chapter.number}"
