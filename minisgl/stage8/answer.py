@@ -61,16 +61,13 @@ class Answer(Response):
         async for replies in ask:
             frames: list[bytes] = []
             for index, reply in replies:
-                if index not in self._started:
+                is_first = index not in self._started
+                if is_first:
                     self._start(index, reply)
-                    frames.append(form.role(index))
                 self._usage.completion_tokens += len(reply.token_ids)
                 if continuous:
                     form.count(self._usage)
-                if reply.text or reply.logprobs:  # logprobs are told as they come, though the text may wait
-                    frames.append(form.text(index, reply.text, reply.logprobs))
-                if reply.finish_reason is not None:
-                    frames.append(form.finish(index, reply.finish_reason))
+                frames += form.events(index, reply, is_first)
             if frames:
                 await _write(send, b"".join(frames))
         usage = form.usage(self._usage) if self._call.include_usage else b""
@@ -96,8 +93,6 @@ class Answer(Response):
         if index % self._call.n == 0:
             self._usage.prompt_tokens += reply.prompt_tokens
             self._usage.cached_tokens += reply.cached_tokens
-        if self._call.continuous_usage:
-            self._call.format.count(self._usage)
 
 
 async def _write(send: Send, data: bytes, last: bool = False) -> None:

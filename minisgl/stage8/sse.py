@@ -85,9 +85,9 @@ class AnswerFormat(ABC):
 
     def events(self, index: int, reply: Reply, is_first: bool) -> list[bytes]:
         """What a reply is to a stream. One without text is nothing, unless it has logprobs: those come at once."""
-        events = [self.role(index)] if is_first else []
-        if reply.text or reply.logprobs:
-            events.append(self.text(index, reply.text, reply.logprobs))
+        events = [self.text(index, reply.text, reply.logprobs)] if reply.text or reply.logprobs else []
+        if is_first:
+            events.insert(0, self.role(index))
         if reply.finish_reason is not None:
             events.append(self.finish(index, reply.finish_reason))
         return events
