@@ -22,6 +22,7 @@ from minisgl.viz.requests import batch_composition, gantt
 from minisgl.viz.sampling import logits_to_token
 from minisgl.viz.shards import shards
 from minisgl.viz.slider import slider
+from minisgl.viz.streams import token_times
 from minisgl.viz.style import request_color
 from minisgl.viz.time_parts import launch_tax, time_parts
 from minisgl.viz.timeline import timeline
@@ -63,4 +64,5 @@ __all__ = [
     "time_parts",
     "time_per_token",
     "timeline",
+    "token_times",
 ]

@@ -173,5 +173,6 @@ FIGURES: dict[str, Draw] = {
     "time parts": lambda size: viz.time_parts(
         {"tp 1": {"compute": 2e-3, "communication": 0}, "tp 2": {"compute": 1e-3, "communication": 4e-4}}, size=size
     ),
+    "token times": lambda size: viz.token_times({"off": [1.0, 1.1, 1.9], "on": [1.0, 1.2, 1.4]}, size=size),
     "journey": lambda size: viz.journey(server_trace(), 1, size=size),
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from inputs import (
@@ -233,6 +234,16 @@ def test_titles_state_the_finding() -> None:
     taxes = viz.launch_tax({"eager": (0.2, 0.8)}).get_suptitle()
     assert taxes == "Share of a step in which the device waits for launches: 75 % (eager)"
     assert viz.gantt(server_trace(), title="mine").get_suptitle() == "mine"
+
+
+def test_a_stall_is_a_flat_line() -> None:
+    figure = viz.token_times({"off": [5.0, 5.1, 5.9], "on": [5.0, 5.2, 5.4]})
+    assert figure.get_suptitle() == "The longest wait for a token: 800 ms (off), 200 ms (on)"
+    line = figure.axes[0].get_lines()[0]
+    assert np.allclose(np.array(line.get_xdata()), [0, 100, 900])
+    assert list(line.get_ydata()) == [1, 2, 3]
+    with pytest.raises(ValueError, match="at least two tokens"):
+        viz.token_times({"off": [5.0]})
 
 
 def test_what_cannot_be_drawn_is_said() -> None:
