@@ -271,7 +271,9 @@ def rank(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def all_gather(outputs: list[Tensor], shard: Tensor, group: Any = None) -> None:
         check(shard, group)
-        assert [out.shape for out in outputs] == [shard.shape] * 3, "an output of the shard's shape for each of 3 ranks"
+        assert [out.shape for out in outputs] == [shard.shape] * 3, (
+            f"the collective wants equal shapes: 3 outputs of 2 rows of 4, not {[list(out.shape) for out in outputs]}"
+        )
         for out, value in zip(outputs, padded, strict=True):
             out.copy_(value)
 

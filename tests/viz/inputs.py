@@ -130,8 +130,12 @@ def logits() -> torch.Tensor:
     return torch.linspace(6, -6, 400)
 
 
-MODEL = SimpleNamespace(num_heads=9, num_kv_heads=3, intermediate_size=1536, vocab_size=49152)
-WIDE = SimpleNamespace(num_heads=32, num_kv_heads=4, intermediate_size=11008, vocab_size=151936)
+MODEL = SimpleNamespace(
+    num_heads=9, num_kv_heads=3, intermediate_size=1536, vocab_size=49152, hidden_size=576, head_dim=64
+)
+WIDE = SimpleNamespace(
+    num_heads=32, num_kv_heads=4, intermediate_size=11008, vocab_size=151936, hidden_size=4096, head_dim=128
+)
 DRAWN = SamplingParams(temperature=0.8, top_k=50, top_p=0.9)
 POINTS = {"decode, 1 request": (270e6, 280e6), "decode, 64 requests": (17e9, 420e6), "prefill": (138e9, 300e6)}
 GIB = 2**30
@@ -167,6 +171,8 @@ FIGURES: dict[str, Draw] = {
     "latency": lambda size: viz.latency(server_trace(), size=size),
     "shards": lambda size: viz.shards(MODEL, 2, size=size),
     "shards, replicated": lambda size: viz.shards(WIDE, 8, size=size),
+    "layer on ranks": lambda size: viz.layer_on_ranks(MODEL, 2, size=size),
+    "layer on many ranks": lambda size: viz.layer_on_ranks(WIDE, 8, size=size),
     "launch tax": lambda size: viz.launch_tax(
         {"eager": (0.0021, 0.0078), "one CUDA graph": (0.0021, 0.0022)}, size=size
     ),

@@ -231,6 +231,22 @@ def test_titles_state_the_finding() -> None:
     )
     assert viz.shards(MODEL, 2).get_suptitle() == "9 q heads on 2 ranks are 6 + 3, and 3 KV heads 2 + 1"
     assert "2 ranks hold each of the 4 KV heads" in viz.shards(WIDE, 8).get_suptitle().replace("\n", " ")
+
+
+def test_a_layer_waits_for_its_fullest_rank() -> None:
+    """Rank 0 has 6 of 9 heads: 2/3 of the attention's products and half of the MLP's, 54 % of all."""
+    figure = viz.layer_on_ranks(MODEL, 2)
+    title = figure.get_suptitle().replace("\n", " ")
+    assert (
+        title
+        == "A layer takes 54 % of its products' time on 2 ranks, and 2 all-reduces: the fullest rank sets the pace"
+    )
+    (legend,) = figure.legends
+    assert legend.get_texts()[-2].get_text() == "all-reduce: 576 values a token"
+    assert "K and V are computed 2 times" in viz.layer_on_ranks(WIDE, 8).get_suptitle().replace("\n", " ")
+    title = viz.layer_on_ranks(MODEL, 3).get_suptitle().replace("\n", " ")
+    assert title == "A layer takes 33 % of its products' time on 3 ranks, and 2 all-reduces"
+    assert "100 %" in viz.layer_on_ranks(MODEL, 1).get_suptitle()
     taxes = viz.launch_tax({"eager": (0.2, 0.8)}).get_suptitle()
     assert taxes == "Share of a step in which the device waits for launches: 75 % (eager)"
     assert viz.gantt(server_trace(), title="mine").get_suptitle() == "mine"
