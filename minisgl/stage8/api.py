@@ -17,7 +17,7 @@ from minisgl import __version__
 from minisgl.stage8 import control
 from minisgl.stage8.answer import Answer
 from minisgl.stage8.call import Call, chat_call, completion_call
-from minisgl.stage8.errors import ApiError, as_api_error
+from minisgl.stage8.errors import FORESEEN, ApiError, as_api_error
 from minisgl.stage8.native_protocol import generate_call
 from minisgl.stage8.openai_protocol import check_model
 from minisgl.stage8.openapi import openapi_document
@@ -33,7 +33,8 @@ def create_app(service: Service, api_key: str | None = None, admin_key: str | No
     """admin_key: asked for by ADMIN_PATHS, in the place of api_key. None: no key is asked for."""
     app = FastAPI(title="minisgl", openapi_url=None, redirect_slashes=False)
     app.add_middleware(KeyGuard, api_key=api_key, admin_key=admin_key)
-    app.add_exception_handler(ApiError, _failed)
+    for foreseen in (ApiError, *FORESEEN):  # of the others Starlette shows the trace
+        app.add_exception_handler(foreseen, _failed)
     app.add_exception_handler(HTTPException, _no_route)
     app.add_exception_handler(ClientDisconnect, _gone)
     app.add_exception_handler(Exception, _failed)

@@ -17,6 +17,7 @@ from minisgl.stage8.frontend import QueueFull
 
 MAX_MESSAGE = 500  # characters: an error never repeats a large input
 RETRY_AFTER = 1  # seconds
+FORESEEN = (RequestRefused, RequestFailed, QueueFull, EngineGone)  # what `as_api_error` knows besides ApiError
 
 _log = logging.getLogger(__name__)
 

@@ -77,6 +77,8 @@ def test_what_the_tokenizer_refuses_is_400() -> None:
             response = await server.post("/detokenize", {"tokens": [9]})
             assert response.status_code == 400
             assert error_of(response)["message"] == "token id 9 is not from 0 to 8"
+            server.http._transport.raise_app_exceptions = True  # type: ignore[attr-defined]  # as a trace in the log
+            assert (await server.post("/detokenize", {"tokens": [9]})).status_code == 400
 
     asyncio.run(test())
 
