@@ -106,21 +106,27 @@ class Outputs:
     """Notes when each request's tokens came. All requests of a step get theirs at the same time."""
 
     def __init__(self, count: int, num_pages: int) -> None:
+        self.count = count
         self.fewest_free = num_pages
-        self.first, self.last = np.full(count, NEVER), np.full(count, NEVER)
         self.cached = np.zeros(count, dtype=np.int64)
-        self.gaps: list[np.ndarray] = []
+        self._uids: list[int] = []  # of all tokens
+        self._steps: list[tuple[int, int]] = []  # when, and how many tokens
 
     def add(self, outputs: list[TokenOutput], now: int) -> None:
-        uids = np.array([output.uid for output in outputs])
-        before = self.last[uids]
-        self.last[uids] = now
-        new = before == NEVER
-        if new.any():
-            self.first[uids[new]] = now
-            self.cached[uids] = [output.cached_tokens for output in outputs]
-            before = before[~new]
-        self.gaps.append(now - before)
+        self._uids += [output.uid for output in outputs]
+        self._steps.append((now, len(outputs)))
+
+    def times(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Of the first and the last token of each uid, and between each and the one before it."""
+        uids = np.array(self._uids, dtype=np.int64)
+        now, tokens = np.array(self._steps, dtype=np.int64).reshape(-1, 2).T
+        order = np.argsort(uids, kind="stable")
+        uids, times = uids[order], np.repeat(now, tokens)[order]
+        is_first, is_last = np.ones(len(uids), dtype=bool), np.ones(len(uids), dtype=bool)
+        is_first[1:] = is_last[:-1] = uids[1:] != uids[:-1]
+        first, last = np.full(self.count, NEVER), np.full(self.count, NEVER)
+        first[uids[is_first]], last[uids[is_last]] = times[is_first], times[is_last]
+        return first, last, np.diff(times, prepend=0)[~is_first]
 
 
 def simulate(
@@ -173,14 +179,15 @@ def serve(
     found = _serve(loop, scheduler, inbox, Outputs(len(arrivals), engine.pool.num_pages))
     arrived = np.full(len(arrivals), NEVER)
     arrived[list(inbox.arrived)] = list(inbox.arrived.values())
+    first, last, gaps = found.times()
     order = [arrival.uid for arrival in arrivals]
     return Result(
         arrivals,
         arrived=arrived[order],
-        first=found.first[order],
-        last=found.last[order],
+        first=first[order],
+        last=last[order],
         cached=found.cached[order],
-        gaps=np.concatenate([np.empty(0, dtype=np.int64), *found.gaps]),
+        gaps=gaps,
         steps=engine.steps,
         stats=scheduler.stats(),
         fewest_free=found.fewest_free,
@@ -193,6 +200,7 @@ def _serve(loop: Steps, scheduler: Scheduler, inbox: ArrivalInbox, found: Output
             found.add(outputs, inbox.clock.now)
             for output in outputs:
                 if output.finish_reason is not None:
+                    found.cached[output.uid] = output.cached_tokens
                     inbox.ended(output.uid)
         found.fewest_free = min(found.fewest_free, scheduler.cache.available_pages)
     scheduler.check_integrity()

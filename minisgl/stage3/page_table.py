@@ -74,7 +74,7 @@ class PageTable:
 
     def _slots(self, firsts: Tensor, scale: int) -> Tensor:
         """[n] -> [n, page_size]: firsts * scale, and the page_size - 1 numbers after each."""
-        return firsts[:, None] * scale + self._offsets
+        return torch.add(self._offsets, firsts[:, None], alpha=scale)
 
     def _write(self, rows: Tensor, columns: Tensor, slots: Tensor) -> None:
         self._host_numpy[rows.numpy(), columns.numpy()] = slots.numpy()

@@ -117,6 +117,7 @@ class CostModel:
         active = max(1, model.top_k) * self.mlp_width
         self.elementwise = model.num_layers * (8 * hidden + 4 * (q_size + 2 * kv_size) + 3 * active) * self.item
         self.activations = model.num_layers * (3 * hidden + 2 * q_size + 2 * kv_size + 4 * active) * self.item
+        self.rates = [device.rates(part) for part in self.parts(StepShape(1, 1))]
 
     @property
     def model_bytes(self) -> int:
@@ -142,10 +143,8 @@ class CostModel:
         }
 
     def device_seconds(self, shape: StepShape) -> float:
-        device = self.device
-        arithmetic = 0.0
-        for name, work in self.parts(shape).items():
-            flops, bandwidth = device.rates(name)
+        device, arithmetic = self.device, 0.0
+        for work, (flops, bandwidth) in zip(self.parts(shape).values(), self.rates, strict=True):
             arithmetic += max(work.flops / flops, work.bytes / bandwidth)
         busy = self.model.num_layers * device.layer_s + arithmetic
         return max(busy, self.model.num_layers * device.eager_layer_s) if shape.extends else busy

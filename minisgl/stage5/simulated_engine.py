@@ -172,9 +172,9 @@ class SimulatedEngine:
         start = self.clock.now
         self.clock.advance(self.cost.device_seconds(shape))
         self.steps.append(Step(start, self.clock.now, shape, launch.extended))
-        self.tracer.complete(
-            batch.phase, start, self.clock.now, "device", tokens=shape.num_tokens, requests=shape.num_requests
-        )
+        if self.tracer.enabled:
+            sizes = {"tokens": shape.num_tokens, "requests": shape.num_requests}
+            self.tracer.complete(batch.phase, start, self.clock.now, "device", **sizes)
         tokens = launch.answers(self.ends)
         return ForwardOutput(tokens, tokens, VirtualEvent(self.clock, self.clock.now))
 
