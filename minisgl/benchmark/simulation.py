@@ -22,7 +22,7 @@ from minisgl.stage5.scheduler import Scheduler
 from minisgl.stage5.simulated_engine import TOKEN_IDS, SimulatedEngine, Step, VirtualClock, VirtualTracer
 from minisgl.stage6.messages import AddRequests, Order
 from minisgl.stage7.config import OverlapConfig
-from minisgl.stage7.llm import Steps, overlap_loop, plain_loop
+from minisgl.stage7.llm import LLM, Steps
 from minisgl.stage7.streams import Forward
 
 NEVER = -1  # a time that has not come
@@ -173,9 +173,9 @@ def serve(
     most = min(engine.max_seq_len, engine.pool.num_pages * config.page_size + 1)  # the last token is never computed
     inbox = ArrivalInbox([arrival for arrival in arrivals if arrival.max_len <= most], clock, vocab_size)
     if config.disable_overlap:
-        loop = plain_loop(scheduler, inbox)
+        loop = LLM.plain_loop(scheduler, inbox)
     else:
-        loop = overlap_loop(scheduler, inbox, SimulatedStream(clock))
+        loop = LLM.overlap_loop(scheduler, inbox, SimulatedStream(clock))
     found = _serve(loop, scheduler, inbox, Outputs(len(arrivals), engine.pool.num_pages))
     arrived = np.full(len(arrivals), NEVER)
     arrived[list(inbox.arrived)] = list(inbox.arrived.values())

@@ -59,4 +59,15 @@ PLACES: dict[str, tuple[str, ...]] = {
     "6.4": ("minisgl.layers.embedding:VocabParallelEmbedding.forward",),
     "6.5": ("minisgl.stage6.communicators:DistributedCommunicator.all_gather",),
     "6.6": ("minisgl.stage6.inbox:LockStepInbox.receive",),
+    "7.1": ("minisgl.stage7.llm:LLM.overlap_loop",),
+    "7.2": ("minisgl.stage5.scheduler:Scheduler._write_tuple",),
+    "7.3": (
+        "minisgl.stage5.scheduler:Scheduler.abort",
+        "minisgl.stage5.scheduler:Scheduler._release_if_idle",
+    ),
+    "7.4": (
+        "minisgl.stage7.graph_runner:GraphRunner.pad",
+        "minisgl.stage7.graph_runner:GraphRunner.can_run",
+    ),
+    "7.5": ("minisgl.stage7.graph_runner:GraphRunner.replay",),
 }

@@ -63,6 +63,7 @@ class Scheduler:
         input_ids = torch.from_numpy(np.array(prompt_ids, dtype=np.int32))  # torch takes three times as long for a list
         self.prefill.add(PendingReq(uid, input_ids, len(prompt_ids), params))
 
+    @exercise("7.3")
     def abort(self, uid: int) -> list[TokenOutput]:
         """End a request wherever it stands: its terminal output, or nothing if it has ended already."""
         pending = self.prefill.remove(uid)
@@ -171,6 +172,7 @@ class Scheduler:
         sizes = {"requests": batch.size, "decode": batch.num_decode, "padded": batch.padded_size}
         return {"phase": batch.phase, "tokens": tokens, **sizes}
 
+    @exercise("7.2")
     def _write_tuple(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Where each sampled token goes: after the request's last token, or nowhere (the dummy row) for a chunk
         and for the last token a request may have, which no step will read."""
@@ -201,6 +203,7 @@ class Scheduler:
             self.cache.cache_req(req, finished=False)  # its prompt is there for whoever comes next
         return TokenOutput(req.uid, token_id, reason, req.cached_tokens)
 
+    @exercise("7.3")
     def _release_if_idle(self, req: Req) -> None:
         """Pages and row come back once, when no launched batch can still write to them."""
         if req.in_flight == 0:

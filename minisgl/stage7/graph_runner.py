@@ -18,6 +18,7 @@ from torch import Tensor
 from minisgl.core.batch import Batch
 from minisgl.core.protocols import AttentionBackend
 from minisgl.kernel.device import free_memory
+from minisgl.learn import exercise
 from minisgl.stage6.engine import RankEngine
 from minisgl.stage7.config import OverlapConfig
 from minisgl.stage7.prefill_graphs import PrefillGraphs, record_prefill
@@ -65,18 +66,25 @@ class GraphRunner:
                 done = len(self._replays)
                 log.info("CUDA graphs: %d of %d recorded, %.1f s", done, len(sizes), told - start)
 
+    @exercise("7.4")
     def pad(self, batch: Batch) -> None:
         """Up to the next recorded size, if the batch is one that a graph can run."""
         sizes = [size for size in self._sizes if size >= batch.size]
         if batch.phase == "decode" and sizes:
             batch.padded_reqs = batch.reqs + [self._dummy_req] * (sizes[-1] - batch.size)
 
+    @exercise("7.4")
     def can_run(self, batch: Batch) -> bool:
+        """Whether it is a decode step of a recorded size, the padding included."""
         return batch.phase == "decode" and batch.padded_size in self._replays
 
+    @exercise("7.5")
     def replay(self, batch: Batch) -> Tensor:
-        """Logits [reqs, vocab]. The head stands outside the graph: it is one kernel, and its output, the only large one
-        of a step, then needs no memory of its own in each graph, nor a copy out of it."""
+        """Give the graph what the step reads, and run it. Logits [reqs, vocab], without the padding's.
+
+        The head stands outside the graph: it is one kernel, and its output, the only large one of a step, then needs no
+        memory of its own in each graph, nor a copy out of it.
+        """
         size = batch.padded_size
         self._input_ids[:size] = batch.input_ids
         self._positions[:size] = batch.positions

@@ -10,6 +10,7 @@ import torch
 
 from minisgl.core.outputs import TokenOutput
 from minisgl.core.threads import set_threads
+from minisgl.learn import exercise
 from minisgl.stage5.scheduler import Scheduler
 from minisgl.stage6.inbox import Inbox, carry_out
 from minisgl.stage6.parallel_llm import ParallelLLM
@@ -19,38 +20,6 @@ from minisgl.stage7.overlap import InFlight, commit, launch
 from minisgl.stage7.streams import HOST_THREADS, EngineStream, engine_stream
 
 Steps = Generator[list[TokenOutput], None, None]
-
-
-def plain_loop(scheduler: Scheduler, inbox: Inbox) -> Steps:
-    """schedule N, compute N, commit N: the device has nothing to do while the host works, and the other way round."""
-    while (orders := inbox.receive(blocking=not scheduler.has_work)) is not None:
-        outputs = carry_out(scheduler, orders)
-        forward_input = scheduler.schedule()
-        if forward_input is not None:
-            with scheduler.tracer.span("forward", "engine", step=scheduler.step):
-                output = scheduler.forward(forward_input)
-            outputs += scheduler.commit(forward_input, output)
-        elif scheduler.has_work:
-            raise RuntimeError("requests wait, nothing runs, and none can be admitted: this is a bug")
-        yield outputs
-
-
-def overlap_loop(scheduler: Scheduler, inbox: Inbox, stream: EngineStream) -> Steps:
-    """schedule N, launch N, commit N - 1: the host works on the steps around the one that the device computes.
-
-    N is scheduled before the tokens of N - 1 are known, so a request that they end is computed once more for nothing.
-    """
-    last: InFlight | None = None
-    while (orders := inbox.receive(blocking=last is None and not scheduler.has_work)) is not None:
-        outputs = carry_out(scheduler, orders)
-        forward_input = scheduler.schedule()
-        launched = launch(scheduler, stream, forward_input) if forward_input is not None else None
-        if last is not None:
-            outputs += commit(scheduler, last)
-        elif launched is None and scheduler.has_work:
-            raise RuntimeError("requests wait, nothing runs, and none can be admitted: this is a bug")
-        last = launched
-        yield outputs
 
 
 class LLM(ParallelLLM):
@@ -73,11 +42,45 @@ class LLM(ParallelLLM):
         set_threads(self._threads)
 
     @staticmethod
+    def plain_loop(scheduler: Scheduler, inbox: Inbox) -> Steps:
+        """schedule N, compute N, commit N: while one of host and device works, the other has nothing to do."""
+        while (orders := inbox.receive(blocking=not scheduler.has_work)) is not None:
+            outputs = carry_out(scheduler, orders)
+            forward_input = scheduler.schedule()
+            if forward_input is not None:
+                with scheduler.tracer.span("forward", "engine", step=scheduler.step):
+                    output = scheduler.forward(forward_input)
+                outputs += scheduler.commit(forward_input, output)
+            elif scheduler.has_work:
+                raise RuntimeError("requests wait, nothing runs, and none can be admitted: this is a bug")
+            yield outputs
+
+    @staticmethod
+    @exercise("7.1")
+    def overlap_loop(scheduler: Scheduler, inbox: Inbox, stream: EngineStream) -> Steps:
+        """schedule N, launch N, commit N - 1: the host works on the steps around the one that the device computes.
+
+        N is scheduled before the tokens of N - 1 are known, so a request that they end is computed once more for
+        nothing.
+        """
+        last: InFlight | None = None
+        while (orders := inbox.receive(blocking=last is None and not scheduler.has_work)) is not None:
+            outputs = carry_out(scheduler, orders)
+            forward_input = scheduler.schedule()
+            launched = launch(scheduler, stream, forward_input) if forward_input is not None else None
+            if last is not None:
+                outputs += commit(scheduler, last)
+            elif launched is None and scheduler.has_work:
+                raise RuntimeError("requests wait, nothing runs, and none can be admitted: this is a bug")
+            last = launched
+            yield outputs
+
+    @staticmethod
     def serve(scheduler: Scheduler, inbox: Inbox) -> Steps:
         config = scheduler.config
         assert isinstance(config, OverlapConfig)
         if config.disable_overlap:
-            yield from plain_loop(scheduler, inbox)
+            yield from LLM.plain_loop(scheduler, inbox)
             return
         with closing(engine_stream(scheduler.engine.device, config.threads)) as stream:
-            yield from overlap_loop(scheduler, inbox, stream)
+            yield from LLM.overlap_loop(scheduler, inbox, stream)

@@ -25,7 +25,7 @@ from minisgl.stage6.inbox import LocalInbox
 from minisgl.stage6.messages import AddRequests
 from minisgl.stage7.config import OverlapConfig
 from minisgl.stage7.graph_runner import GraphAttention, GraphEngine, GraphRunner, Replay, graph_sizes
-from minisgl.stage7.llm import plain_loop
+from minisgl.stage7.llm import LLM
 
 MAX_SEQ_LEN = 64
 GREEDY = SamplingParams(max_tokens=20, ignore_eos=True)
@@ -114,7 +114,7 @@ def generate(engine: GraphEngine, count: int) -> dict[int, list[int]]:
     inbox = LocalInbox()
     inbox.put(AddRequests([Request(uid, [uid * 7 + i for i in range(3 + 5 * uid)], GREEDY) for uid in range(count)]))
     tokens: dict[int, list[int]] = {uid: [] for uid in range(count)}
-    for outputs in plain_loop(scheduler, inbox):
+    for outputs in LLM.plain_loop(scheduler, inbox):
         for output in outputs:
             assert output.token_id is not None
             tokens[output.uid].append(output.token_id)

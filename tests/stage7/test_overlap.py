@@ -16,7 +16,7 @@ from scripted_loop import MAX_SEQ_LEN, ScriptedInbox, abort, add, make_scheduler
 from minisgl.core.batch import Batch, ForwardInput, ForwardOutput
 from minisgl.core.outputs import TokenOutput
 from minisgl.stage5.scheduler import Scheduler
-from minisgl.stage7 import llm
+from minisgl.stage7.llm import LLM
 from minisgl.stage7.streams import ThreadStream
 
 
@@ -24,9 +24,9 @@ def run(scheduler: Scheduler, ticks: list[Any], overlap: bool = True) -> list[To
     """All outputs of a loop over ticks. It ends idle."""
     inbox = ScriptedInbox(ticks)
     if not overlap:
-        return [output for outputs in llm.plain_loop(scheduler, inbox) for output in outputs]
+        return [output for outputs in LLM.plain_loop(scheduler, inbox) for output in outputs]
     with closing(ThreadStream(1)) as stream:
-        return [output for outputs in llm.overlap_loop(scheduler, inbox, stream) for output in outputs]
+        return [output for outputs in LLM.overlap_loop(scheduler, inbox, stream) for output in outputs]
 
 
 class BlockedEngine(FakeEngine):
@@ -116,7 +116,7 @@ def test_step_takes_the_larger_of_host_and_device_not_their_sum(prepare: int, co
         scheduler.commit = timed_commit  # type: ignore[method-assign]
         inbox = ScriptedInbox([[add(0, [1, 2, 3], 40, ignore_eos=True)]])
         stream: Any = VirtualStream(clock)
-        loop = llm.overlap_loop(scheduler, inbox, stream) if overlap else llm.plain_loop(scheduler, inbox)
+        loop = LLM.overlap_loop(scheduler, inbox, stream) if overlap else LLM.plain_loop(scheduler, inbox)
         times = [clock.now for outputs in loop if outputs]
         assert len(times) == 40
         return (times[-3] - times[2]) / (len(times) - 5)

@@ -1,0 +1,75 @@
+"""Stage 7, overlap: your code.
+
+`minisgl start 7` copies this file to mine.py, which is yours. There, replace each `raise NotImplementedError` by
+the method that its docstring asks for; `minisgl check 7` says how you stand, `minisgl hint 7.1` helps.
+A method may use the rest of its class, and what is imported here; methods that you add beside it are yours too.
+
+Generated from the package by `python -m minisgl.learn generate`: a change here is lost.
+"""
+
+# ruff: noqa: F401 (imports for the answers)
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from minisgl.core.batch import Batch
+from minisgl.core.outputs import TokenOutput
+from minisgl.core.req import ChunkedReq, Req
+from minisgl.kernel.device import to_device
+from minisgl.stage5.scheduler import Scheduler
+from minisgl.stage6.inbox import Inbox, carry_out
+from minisgl.stage7.graph_runner import GraphRunner
+from minisgl.stage7.llm import LLM, Steps
+from minisgl.stage7.overlap import InFlight, commit, launch
+from minisgl.stage7.streams import EngineStream
+
+
+class MyLLM(LLM):
+    # 7.1 the order of the overlap loop
+    @staticmethod
+    def overlap_loop(scheduler: Scheduler, inbox: Inbox, stream: EngineStream) -> Steps:
+        """schedule N, launch N, commit N - 1: the host works on the steps around the one that the device computes.
+
+        N is scheduled before the tokens of N - 1 are known, so a request that they end is computed once more for
+        nothing.
+        """
+        raise NotImplementedError("exercise 7.1")
+
+
+class MyScheduler(Scheduler):
+    # 7.2 where a sampled token goes
+    def _write_tuple(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Where each sampled token goes: after the request's last token, or nowhere (the dummy row) for a chunk
+        and for the last token a request may have, which no step will read."""
+        raise NotImplementedError("exercise 7.2")
+
+    # 7.3 when a row may be reused
+    def abort(self, uid: int) -> list[TokenOutput]:
+        """End a request wherever it stands: its terminal output, or nothing if it has ended already."""
+        raise NotImplementedError("exercise 7.3")
+
+    def _release_if_idle(self, req: Req) -> None:
+        """Pages and row come back once, when no launched batch can still write to them."""
+        raise NotImplementedError("exercise 7.3")
+
+
+class MyGraphRunner(GraphRunner):
+    # 7.4 pad to a graph
+    def pad(self, batch: Batch) -> None:
+        """Up to the next recorded size, if the batch is one that a graph can run."""
+        raise NotImplementedError("exercise 7.4")
+
+    def can_run(self, batch: Batch) -> bool:
+        """Whether it is a decode step of a recorded size, the padding included."""
+        raise NotImplementedError("exercise 7.4")
+
+    # 7.5 replay a graph
+    def replay(self, batch: Batch) -> Tensor:
+        """Give the graph what the step reads, and run it. Logits [reqs, vocab], without the padding's.
+
+        The head stands outside the graph: it is one kernel, and its output, the only large one of a step, then needs no
+        memory of its own in each graph, nor a copy out of it.
+        """
+        raise NotImplementedError("exercise 7.5")

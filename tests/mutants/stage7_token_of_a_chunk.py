@@ -1,0 +1,20 @@
+"""7.2: a chunk gets a token, over its prompt."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from minisgl.core.batch import Batch
+from minisgl.kernel.device import to_device
+from minisgl.stage5.scheduler import Scheduler
+
+kills = "tests/exercises/test_stage7.py::test_a_chunk_has_no_token"
+words = "has no token"
+
+
+class MyScheduler(Scheduler):
+    def _write_tuple(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        goes = [(req.table_idx, req.device_len) if req.remain_len else (self.tables.dummy_row, 0) for req in batch.reqs]
+        rows, columns = to_device(torch.tensor(goes).T.contiguous(), self.engine.device).unbind()
+        return rows, columns
