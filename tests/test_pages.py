@@ -120,8 +120,10 @@ def test_examples_run(page: Path, text: str) -> None:
 
 @pytest.mark.parametrize("chapter", CHAPTERS)
 def test_solutions_are_explained_as_they_are(chapter: Chapter) -> None:
-    """The code on a solution's page is cut from the package; only comments may be left out."""
+    """The code on a solution's page is cut from the package; only comments, and what ... stands for, may be left out."""
     page = chapter.solution.with_suffix(".md")
+    if not page.exists():
+        pytest.skip(f"{page.name} is not written yet")
     package = statements(chapter.solution.read_text("utf-8"))
     for block in pages.blocks(page):
         if block.language == "python":
@@ -130,7 +132,7 @@ def test_solutions_are_explained_as_they_are(chapter: Chapter) -> None:
 
 
 def statements(code: str) -> set[str]:
-    return {line.strip() for line in ast.unparse(ast.parse(code)).splitlines()}
+    return {line.strip() for line in ast.unparse(ast.parse(code)).splitlines() if "..." not in line}
 
 
 @pytest.mark.parametrize("chapter", CHAPTERS)
