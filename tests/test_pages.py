@@ -120,7 +120,7 @@ def test_examples_run(page: Path, text: str) -> None:
 
 @pytest.mark.parametrize("chapter", CHAPTERS)
 def test_solutions_are_explained_as_they_are(chapter: Chapter) -> None:
-    """The code on a solution's page is cut from the package; only comments, and what ... stands for, may be left out."""
+    """The code on a solution's page is cut from the package; comments may be left out, and what ... stands for."""
     page = chapter.solution.with_suffix(".md")
     if not page.exists():
         pytest.skip(f"{page.name} is not written yet")
