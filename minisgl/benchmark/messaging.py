@@ -129,7 +129,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         hops = [Hop(context, f"ipc://{Path(folder) / name}") for name in ("detokenizer", "api")]
         for size in (1, 4, 16, 64):
             few = ids[: max(20, len(ids) // size)]
-            ways = [Ours(tokenizer, hops, size), Ours(tokenizer, hops, size, False), Plain(tokenizer, hops, size)]
+            parts = (tokenizer, hops, size)
+            ways: list[Ours | Plain] = [Ours(*parts), Ours(*parts, False), Plain(*parts)]
             ours, bare, plain = (best(partial(microseconds, way, few, size), args.repeats) for way in ways)
             print(f"{size:8d} {ours:6.1f} {bare:17.1f} {plain:30.1f} {ours / plain:13.2f}", flush=True)
         context.destroy(linger=0)
