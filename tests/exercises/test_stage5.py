@@ -377,6 +377,22 @@ def test_a_retracted_request_keeps_its_token_and_goes_back() -> None:
     assert run.all_is_free(), f"it goes back without row and pages: {run.scheduler.stats()}"
 
 
+def test_an_end_is_an_end_for_one_that_was_retracted() -> None:
+    run = Run()
+    run.add(0, PROMPT, max_tokens=2, ignore_eos=True)
+    run.step()
+    launched, req = run.launch(), run.req(0)
+    run.scheduler._retract(req)
+    why = "its last token was in flight: it has ended, and must not go back as well"
+    try:
+        outputs = run.scheduler.commit(*launched)
+    except RuntimeError as error:
+        raise AssertionError(f"{why} ({error})") from error
+    assert [output.finish_reason for output in outputs] == ["length"], f"its last token was in flight: {outputs}"
+    assert not run.scheduler.has_work, why
+    assert run.all_is_free(), f"row and pages are given back: {run.scheduler.stats()}"
+
+
 def test_a_retracted_chunk_goes_back() -> None:
     run = Run(budget=4)
     run.add(0, PROMPT)
