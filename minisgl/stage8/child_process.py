@@ -21,6 +21,10 @@ from minisgl.stage8.child import Answering, Failed, Orders, Ready, Report
 
 SECONDS_TO_EXIT = 5.0  # after its last words
 
+# oneDNN keeps a kernel of 0.6 MB for each shape it has met, 1,024 of them, in two caches: a server meets every number of
+# tokens, and would grow by hundreds of MB. A miss costs 0.3 ms.
+SMALL_CACHES = {"LRU_CACHE_CAPACITY": "128", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128"}
+
 
 class ChildProcess:
     """`reporting` waits for reports, and so for deaths."""
@@ -35,7 +39,7 @@ class ChildProcess:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,
-            env={**os.environ, "PYTHONPATH": _python_path()},
+            env={**SMALL_CACHES, **os.environ, "PYTHONPATH": _python_path()},
             start_new_session=True,  # Ctrl-C is for the parent alone, which then ends them in order
         )
         assert self._process.stdin is not None
