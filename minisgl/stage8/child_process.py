@@ -21,8 +21,8 @@ from minisgl.stage8.child import Answering, Failed, Orders, Ready, Report
 
 SECONDS_TO_EXIT = 5.0  # after its last words
 
-# oneDNN keeps a kernel of 0.6 MB for each shape it has met, 1,024 of them, in two caches: a server meets every number of
-# tokens, and would grow by hundreds of MB. A miss costs 0.3 ms.
+# oneDNN keeps a kernel of 0.6 MB for each shape it has met, 1,024 of them, in two caches: a server meets every number
+# of tokens, and would grow by hundreds of MB. A miss costs 0.3 ms.
 SMALL_CACHES = {"LRU_CACHE_CAPACITY": "128", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128"}
 
 
