@@ -46,8 +46,8 @@ class MyLLM(LLM):
 class MyScheduler(Scheduler):
     # 7.2 where a sampled token goes
     def _write_tuple(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Where each sampled token goes: after the request's last token, or nowhere (the dummy row) for a chunk
-        and for the last token a request may have, which no step will read."""
+        """Where each sampled token goes, (rows, positions), int64 [reqs] each: after the request's last token, or
+        nowhere (the dummy row) for a chunk, which has none. The lengths have not advanced yet."""
         goes = [(req.table_idx, req.device_len) if req.can_decode else (self.tables.dummy_row, 0) for req in batch.reqs]
         host = torch.from_numpy(np.array(goes, dtype=np.int64).T.copy())  # [2, reqs]
         rows, columns = to_device(host, self.engine.device).unbind()

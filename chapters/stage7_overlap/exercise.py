@@ -41,8 +41,8 @@ class MyLLM(LLM):
 class MyScheduler(Scheduler):
     # 7.2 where a sampled token goes
     def _write_tuple(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Where each sampled token goes: after the request's last token, or nowhere (the dummy row) for a chunk
-        and for the last token a request may have, which no step will read."""
+        """Where each sampled token goes, (rows, positions), int64 [reqs] each: after the request's last token, or
+        nowhere (the dummy row) for a chunk, which has none. The lengths have not advanced yet."""
         raise NotImplementedError("exercise 7.2")
 
     # 7.3 when a row may be reused

@@ -174,17 +174,6 @@ def test_a_chunk_has_no_token() -> None:
     )
 
 
-def test_a_last_token_goes_nowhere() -> None:
-    req = request(row=1, tokens=6, max_tokens=2)
-    req.complete_one()
-    req.complete_one()
-    found = write_tuple(req)
-    assert found == [(ROWS, 0)], (
-        f"it is computing its last token, which no step will read and whose place may lie past the row's end: it goes "
-        f"nowhere, that is to ({ROWS}, 0). Not {found}"
-    )
-
-
 def test_dummy_requests_have_no_token() -> None:
     found = write_tuple(request(row=0, tokens=6), request(row=1, tokens=7), padding=2)
     assert found == [(0, 6), (1, 7)], f"2 requests are sampled, and padding has no token: 2 places, not {found}"
