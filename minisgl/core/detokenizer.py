@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from minisgl.core.tokenizer import Tokenizer
 from minisgl.core.tokenizer_backends import REPLACEMENT
+from minisgl.learn import exercise
 
 MAX_UNFINISHED = 3  # UTF-8 characters have at most four bytes, so at most three wait for the last
 KEEP_TOKENS = 16  # four characters of four byte tokens: enough to find the borders of characters again
@@ -31,23 +32,25 @@ class IncrementalDetokenizer:
         at its end comes with the answer. Call it first or not at all."""
         self._ids = [i for i in token_ids if i not in self._tokenizer.special_ids and i < self._tokenizer.vocab_size]
         text = self._tokenizer.decode(self._ids)
-        end = self._sent = _finished_len(text)
+        end = self._sent = finished_len(text)
         self._shorten(text)
         return text[:end]
 
+    @exercise("8.2")
     def add(self, token_id: int) -> str:
         """The text that this token makes certain: "" while its character is unfinished."""
         if token_id in self._tokenizer.special_ids or token_id >= self._tokenizer.vocab_size:
             return ""
         self._ids.append(token_id)
         text = self._tokenizer.decode(self._ids)
-        end = _finished_len(text)
+        end = finished_len(text)
         piece = text[self._sent : end]
         self._sent = max(self._sent, end)
         if len(self._ids) > MAX_TOKENS:
             self._shorten(text)
         return piece
 
+    @exercise("8.2")
     def finish(self) -> str:
         """The rest, whatever it is: an answer can end within a character. Ends the use of this object."""
         rest = self._tokenizer.decode(self._ids)[self._sent :]
@@ -64,7 +67,7 @@ class IncrementalDetokenizer:
             self._sent -= len(text) - len(kept_text)
 
 
-def _finished_len(text: str) -> int:
+def finished_len(text: str) -> int:
     """Characters before the replacement characters at the end that a later token may still complete.
 
     No more than MAX_UNFINISHED of them can: those before stand for bytes that were wrong for good.

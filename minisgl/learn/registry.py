@@ -70,4 +70,24 @@ PLACES: dict[str, tuple[str, ...]] = {
         "minisgl.stage7.graph_runner:GraphRunner.can_run",
     ),
     "7.5": ("minisgl.stage7.graph_runner:GraphRunner.replay",),
+    "8.1": (
+        "minisgl.stage8.messages:MessageDecoder.decode",
+        "minisgl.stage8.messages:MessageDecoder.decode_all",
+    ),
+    "8.2": (
+        "minisgl.core.detokenizer:IncrementalDetokenizer.add",
+        "minisgl.core.detokenizer:IncrementalDetokenizer.finish",
+    ),
+    "8.3": (
+        "minisgl.stage8.stop_strings:StopStrings.end",
+        "minisgl.stage8.stop_strings:StopStrings.take",
+    ),
+    "8.4": (
+        "minisgl.stage8.ask:Ask.put",
+        "minisgl.stage8.frontend:Frontend._route",
+    ),
+    "8.5": (
+        "minisgl.stage8.ask:Ask.close",
+        "minisgl.stage8.frontend:Frontend.abort",
+    ),
 }

@@ -118,13 +118,13 @@ def _names(tree: ast.Module, module: str) -> Iterator[tuple[str, Import]]:
 
 
 def _own_names(node: FunctionNode) -> Iterator[str]:
-    """Arguments and variables of a method, nested functions' included."""
+    """Arguments and variables of a method, caught errors and nested functions' included."""
     for item in ast.walk(node):
         if isinstance(item, ast.arg):
             yield item.arg
         elif isinstance(item, ast.Name) and isinstance(item.ctx, ast.Store):
             yield item.id
-        elif isinstance(item, FunctionNode) and item is not node:
+        elif isinstance(item, FunctionNode | ast.ExceptHandler) and item is not node and item.name:
             yield item.name
 
 

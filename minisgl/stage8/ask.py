@@ -11,6 +11,7 @@ from types import TracebackType
 
 from msgspec.structs import replace
 
+from minisgl.learn import exercise
 from minisgl.stage8.messages import Reply
 
 MAX_UNREAD = 64  # replies that wait for a slow reader, before those to one request are made one
@@ -72,6 +73,7 @@ class Ask:
         self._wake.clear()
         await self._wake.wait()
 
+    @exercise("8.4")
     def put(self, reply: Reply) -> bool:
         """Take in a reply to one of the open requests. Returns whether it was the last of that request."""
         terminal = reply.error is not None or reply.finish_reason is not None
@@ -82,18 +84,23 @@ class Ask:
             self._failure = EngineGone("the server ended this request before it was finished")
         else:
             self._silent.discard(index)
-            self._arrived.append((index, reply))
-            if len(self._arrived) >= self._merge_at:
-                self._arrived = merged(self._arrived)
-                self._merge_at = len(self._arrived) + MAX_UNREAD
+            self._keep(index, reply)
         self._wake.set()
         return terminal
+
+    def _keep(self, index: int, reply: Reply) -> None:
+        """Until the reader comes. What a slow one leaves is merged now and then."""
+        self._arrived.append((index, reply))
+        if len(self._arrived) >= self._merge_at:
+            self._arrived = merged(self._arrived)
+            self._merge_at = len(self._arrived) + MAX_UNREAD
 
     def fail(self, error: Exception) -> None:
         self._failure = error
         self._open.clear()
         self._wake.set()
 
+    @exercise("8.5")
     def close(self) -> None:
         """Abort what has not ended. May be called twice, and never waits: it is safe while being cancelled."""
         uids = list(self._open)

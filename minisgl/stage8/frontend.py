@@ -14,6 +14,7 @@ from contextlib import suppress
 from typing import Protocol
 
 from minisgl.core.trace import Tracer
+from minisgl.learn import exercise
 from minisgl.stage8.ask import Ask, EngineGone, RequestRefused
 from minisgl.stage8.messages import (
     TO_API,
@@ -108,6 +109,7 @@ class Frontend:
             [(_, reply)] = await anext(ask)
             return reply
 
+    @exercise("8.5")
     def abort(self, uid: int) -> None:
         """Nobody waits for this request any more. Unknown to the engine if it never was sent, or had ended."""
         if self._asks.pop(uid, None) is not None:
@@ -142,7 +144,15 @@ class Frontend:
             self.metrics.queued(message.queue_seconds)
             return
         self.metrics.take(message.replies, time.monotonic())
-        for reply in message.replies:
+        self._route(message.replies)
+
+    @exercise("8.4")
+    def _route(self, replies: Sequence[Reply]) -> None:
+        """Each to the Ask that has it open, which is forgotten after the last one; those that none has are counted.
+
+        A reply that tells of a bug comes from the detokenizer alone: then the scheduler is told to stop.
+        """
+        for reply in replies:
             self._tracer.instant("Reply", "messages", reply.uid, tokens=len(reply.token_ids))
             ask = self._asks.get(reply.uid)
             if ask is None:

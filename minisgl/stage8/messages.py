@@ -14,6 +14,7 @@ import msgspec
 
 from minisgl.core.outputs import FinishReason, TokenLogprob
 from minisgl.core.sampling_params import SamplingParams
+from minisgl.learn import exercise
 
 Echo = Literal["no", "before", "alone"]  # the prompt's text: before the answer's, or in its place
 Plain = str | int | float | bool | None
@@ -238,13 +239,15 @@ class MessageDecoder:
         self._decoder = msgspec.msgpack.Decoder(kinds)
         self.malformed = 0  # dropped by `decode_all`
 
+    @exercise("8.1")
     def decode(self, data: bytes) -> Any:
-        """Raises MalformedMessage."""
+        """The message. Raises MalformedMessage, and nothing else, for bytes that are none."""
         try:
             return self._decoder.decode(data)
         except (msgspec.DecodeError, ValueError, RecursionError) as error:
             raise MalformedMessage(f"{len(data)} bytes are not a message: {error}") from error
 
+    @exercise("8.1")
     def decode_all(self, received: Sequence[bytes]) -> list[Any]:
         """Those that are messages, in order. The others are counted."""
         messages: list[Any] = []

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from minisgl.learn import exercise
+
 
 class StopStrings:
     """One per answer. `end` and then `take` for each piece, `rest` when there is no more."""
@@ -19,6 +21,7 @@ class StopStrings:
         self._longest = max(map(len, strings))
         self._held = ""  # may be the beginning of one of them
 
+    @exercise("8.3")
     def end(self, piece: str) -> str | None:
         """What is left to give out before the string that this piece completes. None, and no change, if it does not."""
         text = self._held + piece
@@ -29,6 +32,7 @@ class StopStrings:
                 found.append((start + len(string), start))
         return text[: min(found)[1]] if found else None
 
+    @exercise("8.3")
     def take(self, piece: str) -> str:
         """What may be given out now: all but the longest end that begins one of the strings."""
         text = self._held + piece

@@ -7,8 +7,10 @@ import re
 import shutil
 from pathlib import Path
 
+import httpx
 import pytest
 from checkout_copy import Run
+from server_process import SMALL, running
 
 from minisgl.learn.course import Chapter, Course
 from minisgl.learn.serving import chosen
@@ -18,6 +20,7 @@ DRAW = ("--temperature", "0.8", "--top-k", "9", "--top-p", "0.9", "--max-tokens"
 PROMPTS = ("a dog sat here and there", "a dog ran off at once", "something else, long enough to need other pages")
 FLAGS = {4: ("--page-size", "4", "--num-pages", "16"), 6: ("--tp", "2")}
 ON_A_GPU = {"7.4", "7.5"}  # there are no graphs on a CPU: the exercises' own tests replay some
+OVER_HTTP = {"8.3", "8.4", "8.5"}  # a command line has no stop strings, and nobody who goes away
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -45,7 +48,7 @@ def test_solutions_are_called_on_their_stage(run: Run, checkout: Path, tiny: Pat
     )
     found = calls(done.stderr)
     assert set(found) == {exercise.number for exercise in Course(checkout).chapter(str(number)).exercises}
-    assert {exercise for exercise, count in found.items() if not count} <= ON_A_GPU, found
+    assert {exercise for exercise, count in found.items() if not count} <= ON_A_GPU | OVER_HTTP, found
     assert len([json.loads(line) for line in done.stdout.splitlines()]) == len(PROMPTS)
 
 
@@ -55,8 +58,22 @@ def test_solutions_are_called_on_the_server(run: Run, checkout: Path, tiny: Path
     done = run("minisgl.stage8", "--model", str(tiny), "--mine", "all", *DRAW, *pool, *prompts(*PROMPTS))
     found = calls(done.stderr)
     wanted = {e.number for chapter in Course(checkout).chapters for e in chapter.exercises if e.runs_on(8)}
-    assert all(found[number] for number in wanted - {"4.5"} - ON_A_GPU), found
+    assert all(found[number] for number in wanted - {"4.5"} - ON_A_GPU - OVER_HTTP), found
     assert not found["1.5"], "the server has its own loop"
+
+
+@pytest.mark.slow
+def test_solutions_are_called_over_http(
+    checkout: Path, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(checkout)  # its package is what `-m` finds first
+    body = {"prompt": "a dog sat", "max_tokens": 400, "ignore_eos": True, "stop": ["never said"], "stream": True}
+    with running(tmp_path, *SMALL, "--model", str(tiny), "--mine", "8", "--drain-timeout", "10") as server:
+        with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as response:
+            assert next(response.iter_lines()).startswith("data: ")  # and no more of it is wanted: an abort
+        assert server.end() == 0, server.log
+    found = calls(server.log)
+    assert all(found[number] for number in OVER_HTTP), found
 
 
 @pytest.mark.slow

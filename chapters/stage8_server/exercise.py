@@ -1,0 +1,82 @@
+"""Stage 8, server: your code.
+
+`minisgl start 8` copies this file to mine.py, which is yours. There, replace each `raise NotImplementedError` by
+the method that its docstring asks for; `minisgl check 8` says how you stand, `minisgl hint 8.1` helps.
+A method may use the rest of its class, and what is imported here; methods that you add beside it are yours too.
+
+Generated from the package by `python -m minisgl.learn generate`: a change here is lost.
+"""
+
+# ruff: noqa: F401 (imports for the answers)
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from minisgl.core.detokenizer import MAX_TOKENS, IncrementalDetokenizer, finished_len
+from minisgl.stage8.ask import Ask, EngineGone, RequestFailed, RequestRefused
+from minisgl.stage8.frontend import Frontend
+from minisgl.stage8.messages import MalformedMessage, MessageDecoder, Reply
+from minisgl.stage8.stop_strings import StopStrings
+
+
+class MyMessageDecoder(MessageDecoder):
+    # 8.1 refuse malformed messages
+    def decode(self, data: bytes) -> Any:
+        """The message. Raises MalformedMessage, and nothing else, for bytes that are none."""
+        raise NotImplementedError("exercise 8.1")
+
+    def decode_all(self, received: Sequence[bytes]) -> list[Any]:
+        """Those that are messages, in order. The others are counted."""
+        raise NotImplementedError("exercise 8.1")
+
+
+class MyIncrementalDetokenizer(IncrementalDetokenizer):
+    # 8.2 text from tokens as they come
+    def add(self, token_id: int) -> str:
+        """The text that this token makes certain: "" while its character is unfinished."""
+        raise NotImplementedError("exercise 8.2")
+
+    def finish(self) -> str:
+        """The rest, whatever it is: an answer can end within a character. Ends the use of this object."""
+        raise NotImplementedError("exercise 8.2")
+
+
+class MyStopStrings(StopStrings):
+    # 8.3 hold back what may be a stop string
+    def end(self, piece: str) -> str | None:
+        """What is left to give out before the string that this piece completes. None, and no change, if it does not."""
+        raise NotImplementedError("exercise 8.3")
+
+    def take(self, piece: str) -> str:
+        """What may be given out now: all but the longest end that begins one of the strings."""
+        raise NotImplementedError("exercise 8.3")
+
+
+class MyAsk(Ask):
+    # 8.4 every reply to its own request
+    def put(self, reply: Reply) -> bool:
+        """Take in a reply to one of the open requests. Returns whether it was the last of that request."""
+        raise NotImplementedError("exercise 8.4")
+
+    # 8.5 abort what nobody waits for
+    def close(self) -> None:
+        """Abort what has not ended. May be called twice, and never waits: it is safe while being cancelled."""
+        raise NotImplementedError("exercise 8.5")
+
+
+class MyFrontend(Frontend):
+    # 8.4 every reply to its own request
+    def _route(self, replies: Sequence[Reply]) -> None:
+        """Each to the Ask that has it open, which is forgotten after the last one; those that none has are counted.
+
+        A reply that tells of a bug comes from the detokenizer alone: then the scheduler is told to stop.
+        """
+        raise NotImplementedError("exercise 8.4")
+
+    # 8.5 abort what nobody waits for
+    def abort(self, uid: int) -> None:
+        """Nobody waits for this request any more. Unknown to the engine if it never was sent, or had ended."""
+        raise NotImplementedError("exercise 8.5")
