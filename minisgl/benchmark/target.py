@@ -74,10 +74,8 @@ class Target:
 
 
 def add_engine_arguments(parser: argparse.ArgumentParser, config_class: type[OverlapConfig] = OverlapConfig) -> None:
-    group = parser.add_argument_group(
-        "engine", f"--model also takes {', '.join(CONFIGS)}: random weights in its shapes"
-    )
-    add_config_arguments(group, config_class)  # type: ignore[arg-type]  # a group adds arguments just as a parser does
+    add_config_arguments(parser, config_class)
+    parser.epilog = f"--model also takes {', '.join(CONFIGS)}: random weights in its shapes"
 
 
 def target(args: argparse.Namespace, config_class: type[OverlapConfig] = OverlapConfig) -> Target:

@@ -45,7 +45,7 @@ class Parser(argparse.ArgumentParser):
 def main(llm_class: type[BaseLLM], argv: Sequence[str] | None = None) -> int:
     """`python -m minisgl.stageN`. Returns the exit status."""
     prog = f"python -m {llm_class.__module__.removesuffix('.llm')}"
-    parser = Parser(prog=prog, formatter_class=argparse.ArgumentDefaultsHelpFormatter, allow_abbrev=False)
+    parser = Parser(prog=prog, allow_abbrev=False)
     add_config_arguments(parser, llm_class.config_class)
     add_prompt_arguments(parser)
     add_mine_argument(parser)
@@ -62,30 +62,43 @@ def main(llm_class: type[BaseLLM], argv: Sequence[str] | None = None) -> int:
 
 
 def add_config_arguments(parser: argparse.ArgumentParser, config_class: type[Config]) -> None:
-    """One flag a setting, with its help, type and choices. `--seed` is the requests' (see SAMPLING_FLAGS)."""
+    """One flag a setting, with its help, type and choices, under the heading of the class that has it. `--seed` is
+    the requests' (see SAMPLING_FLAGS)."""
     hints = typing.get_type_hints(config_class)
+    groups: dict[str, Any] = {}
     for field in dataclasses.fields(config_class):
         kind = _plain_type(hints[field.name])
         if field.name == "seed":
             continue
-        group: dict[str, Any] = {"default": field.default, "help": field.metadata["help"], "dest": field.name}
+        owner = next(c for c in config_class.__mro__ if field.name in vars(c).get("__annotations__", ()))
+        assert issubclass(owner, Config)
+        heading = owner.group
+        group = groups[heading] = groups.get(heading) or parser.add_argument_group(heading)
+        help_text = _with_default(field.metadata["help"], field.default)
+        common: dict[str, Any] = {"default": field.default, "help": help_text, "dest": field.name}
         if kind is bool:
-            parser.add_argument(flag(field.name), action="store_true", **group)
+            group.add_argument(flag(field.name), action="store_true", **common)
         else:
             choices, metavar = field.metadata["choices"], field.metadata["metavar"]
-            parser.add_argument(flag(field.name), type=kind, choices=choices, metavar=metavar, **group)
+            group.add_argument(flag(field.name), type=kind, choices=choices, metavar=metavar, **common)
+
+
+def _with_default(help_text: str, default: Any) -> str:
+    """Where there is none to show, the text says what happens without the flag."""
+    return help_text if default is None or default is False else f"{help_text} (default: %(default)s)"
 
 
 def add_prompt_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("prompts")
     group.add_argument("--prompt", action="append", help="text to go on from; may be given several times")
     group.add_argument("--chat", action="store_true", help="wrap each prompt in the model's chat template")
-    group.add_argument("--max-tokens", type=int, default=128, help="longest answer")
+    group.add_argument("--max-tokens", type=int, default=128, help=_with_default("longest answer", 128))
     group.add_argument("--output", choices=("text", "json"), default="text", help="json: one object a line")
     group.add_argument("--ignore-eos", action="store_true", help="go on past the end-of-sequence token")
     defaults = SamplingParams()
     for name, kind, help_text in SAMPLING_FLAGS:
-        group.add_argument(flag(name), type=kind, default=getattr(defaults, name), help=help_text)
+        default = getattr(defaults, name)
+        group.add_argument(flag(name), type=kind, default=default, help=_with_default(help_text, default))
 
 
 def add_mine_argument(parser: argparse.ArgumentParser) -> None:

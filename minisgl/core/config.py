@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 ConfigT = TypeVar("ConfigT", bound="Config")
 
@@ -21,6 +21,8 @@ def option(default: Any, help: str, choices: tuple[str, ...] | None = None, meta
 
 @dataclass(frozen=True)
 class Config:
+    group: ClassVar[str] = "model"  # the heading of a class's own settings in --help
+
     model: str = option("smollm2-135m", "local folder, hub id such as Qwen/Qwen3-0.6B, or the built-in smollm2-135m")
     model_source: str = option("hf", "the hub that ids are fetched from", ("hf", "modelscope"))
     dtype: str = option(

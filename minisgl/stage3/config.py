@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from minisgl.core.config import Config, option
 
@@ -11,6 +12,8 @@ ATTENTION_KERNELS = ("triton", "fi")  # attention/choose.py has them; it is not 
 
 @dataclass(frozen=True)
 class EngineConfig(Config):
+    group: ClassVar[str] = "memory and attention"
+
     page_size: int = option(16, "tokens a page", metavar="N")
     num_pages: int | None = option(None, "pages in the pool; default: what memory allows", metavar="N")
     memory_ratio: float = option(0.9, "share of the free GPU memory for model and pool", metavar="R")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from minisgl.core.config import option
 from minisgl.stage4.config import CacheConfig
@@ -10,6 +11,8 @@ from minisgl.stage4.config import CacheConfig
 
 @dataclass(frozen=True)
 class SchedulerConfig(CacheConfig):
+    group: ClassVar[str] = "scheduler"
+
     max_prefill_length: int | None = option(
         None,
         "tokens computed in one step, those of running requests first: longer prompts are cut; default: 2048 on a GPU, "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from minisgl.core.config import option
 from minisgl.stage5.config import SchedulerConfig
@@ -10,6 +11,8 @@ from minisgl.stage5.config import SchedulerConfig
 
 @dataclass(frozen=True)
 class ParallelConfig(SchedulerConfig):
+    group: ClassVar[str] = "tensor parallelism"
+
     tp: int = option(1, "ranks (processes) the model is cut over: tensor parallelism", metavar="N")
 
     def __post_init__(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from minisgl.core.config import option
 from minisgl.stage6.config import ParallelConfig
@@ -10,6 +11,8 @@ from minisgl.stage6.config import ParallelConfig
 
 @dataclass(frozen=True)
 class OverlapConfig(ParallelConfig):
+    group: ClassVar[str] = "overlap and CUDA graphs"
+
     disable_overlap: bool = option(False, "schedule a step only when the one before it is done")
     cuda_graph_max_bs: int | None = option(
         None,

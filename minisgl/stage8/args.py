@@ -32,7 +32,8 @@ def parse(argv: Sequence[str] | None, prog: str) -> tuple[ServerConfig, argparse
 
     Ends the program with status 2 and one line on standard error when a value is wrong.
     """
-    parser = Parser(prog=prog, formatter_class=_Formatter, epilog=PROCESSES, allow_abbrev=False)
+    as_it_is = argparse.RawDescriptionHelpFormatter
+    parser = Parser(prog=prog, formatter_class=as_it_is, epilog=PROCESSES, allow_abbrev=False)
     add_config_arguments(parser, ServerConfig)
     add_prompt_arguments(parser)
     parser.add_argument("--shell", action="store_true", help="chat here in the terminal, one request at a time")
@@ -51,7 +52,3 @@ def parse(argv: Sequence[str] | None, prog: str) -> tuple[ServerConfig, argparse
 def num_processes(config: ServerConfig) -> int:
     """All of them, the API's own included."""
     return 1 + config.tp + 1 + config.num_tokenizer
-
-
-class _Formatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """Shows defaults, and the epilog's lines as they are."""

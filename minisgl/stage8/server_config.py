@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from minisgl.core.config import option
 from minisgl.stage7.config import OverlapConfig
@@ -10,6 +11,8 @@ from minisgl.stage7.config import OverlapConfig
 
 @dataclass(frozen=True)
 class ServerConfig(OverlapConfig):
+    group: ClassVar[str] = "server"
+
     host: str = option("127.0.0.1", "address to listen on; 0.0.0.0 for every interface")
     port: int = option(1919, "port to listen on", metavar="N")
     served_model_name: str | None = option(None, "the name clients use; default: the value of --model", metavar="NAME")
