@@ -168,8 +168,8 @@ assert len(rows) == 104
 # %% [markdown]
 # Request 0 alone: it is promised 5 pages, request 1 would be promised 8, and the pool has 8. When 0 has ended after two
 # tokens, short answers are expected, and both others are let in (steps 3 to 5; the long prompt comes in two chunks).
-# They were not short. At step 25 request 1 needs a page and there is none: request 2, which came last, goes back, and is
-# computed again after step 63.
+# They were not short. At step 25 request 1 needs a page and there is none: request 2, which came last, goes back, and
+# is computed again after step 63.
 
 # %%
 events = trace_of("by hand")
