@@ -153,13 +153,13 @@ for name, disable_overlap in runs.items():
 
 
 def scheduled_early(name):
-    """Steps whose successor was being scheduled before they had ended."""
+    """Steps that had not ended when the next was being scheduled."""
     starts = {e.args["step"]: e.ts for e in real[name] if e.name == "schedule"}
     ends = {e.args["step"]: e.ts + (e.duration or 0) for e in real[name] if e.name == "forward"}
     return sum(starts[step + 1] < end for step, end in ends.items() if step + 1 in starts)
 
 
-print({name: scheduled_early(name) for name in runs}, "steps had a successor before they ended")
+print({name: scheduled_early(name) for name in runs}, "times the next step was scheduled before this one ended")
 assert answers["plain"] == answers["overlap"]
 assert scheduled_early("plain") == 0
 assert scheduled_early("overlap") > 5
@@ -167,13 +167,14 @@ total = len(answers["overlap"][0])
 viz.timeline(
     real,
     count=6,
-    title=f"With overlap {scheduled_early('overlap')} of {total} steps had a successor before they ended, without none",
+    title="The next step is scheduled before this one ends: "
+    f"{scheduled_early('overlap')} times in {total} with overlap, never without",
 )
 
 # %% [markdown]
-# The answers are the same, and one step has no successor. The plain loop's engine waits for a percent or two of the
-# time: on a CPU there is little to hide, which is the chapter's *where it loses*. (In the committed figure other work
-# took the cores away now and then: look at the order, not at the lengths.)
+# The answers are the same, and the last step has no next one. The plain loop's engine waits for a percent or two of
+# the time: on a CPU there is little to hide, which is the chapter's *where it loses*. (In the committed figure other
+# work took the cores away now and then: look at the order, not at the lengths.)
 
 # %% [markdown]
 # ## Exercise 7.2 · where a sampled token goes
