@@ -18,6 +18,7 @@ from minisgl.core.trace import Tracer, merge
 from minisgl.models.config import ModelConfig
 from minisgl.stage3.engine import Engine
 from minisgl.stage5.cost_model import CostModel, Device
+from minisgl.stage5.policies import CreatePolicy, create_policy
 from minisgl.stage5.scheduler import Scheduler
 from minisgl.stage5.simulated_engine import TOKEN_IDS, SimulatedEngine, Step, VirtualClock, VirtualTracer
 from minisgl.stage6.messages import AddRequests, Order
@@ -96,7 +97,7 @@ class Result(NamedTuple):
     first: np.ndarray  # token
     last: np.ndarray
     cached: np.ndarray  # prompt tokens found in the prefix cache
-    gaps: np.ndarray  # between a token and the one before it, of all requests
+    gaps: np.ndarray  # between a token and the one before it, of all requests, one after the other by uid
     steps: list[Step]
     stats: dict[str, int]  # the scheduler's, at the end
     fewest_free: int  # pages: free, or cached and used by nobody
@@ -130,16 +131,22 @@ class Outputs:
 
 
 def simulate(
-    arrivals: list[Arrival], config: OverlapConfig, model: ModelConfig, device: Device, trace: Path | None = None
+    arrivals: list[Arrival],
+    config: OverlapConfig,
+    model: ModelConfig,
+    device: Device,
+    trace: Path | None = None,
+    create_policy: CreatePolicy = create_policy,
 ) -> Result:
     """Serve all arrivals; their uids are 0, 1, 2, ... in any order. A request that is longer than the model or the
-    pool allows is refused, with all that come after its answer: their times stay NEVER."""
+    pool allows is refused, with all that come after its answer: their times stay NEVER. create_policy: another that
+    makes the scheduler's policy."""
     clock = VirtualClock()
     tracer = VirtualTracer(trace, clock)
     engine = SimulatedEngine(
         config, CostModel(model, device), longest(arrivals, config, model), tracer, lengths(arrivals)
     )
-    result = serve(engine, arrivals, config, tracer)
+    result = serve(engine, arrivals, config, tracer, create_policy=create_policy)
     tracer.close()
     if trace is not None:
         merge(trace)
@@ -164,12 +171,17 @@ def lengths(arrivals: Sequence[Arrival]) -> np.ndarray:
 
 
 def serve(
-    engine: SimulatedEngine, arrivals: list[Arrival], config: OverlapConfig, tracer: Tracer, vocab_size: int = TOKEN_IDS
+    engine: SimulatedEngine,
+    arrivals: list[Arrival],
+    config: OverlapConfig,
+    tracer: Tracer,
+    vocab_size: int = TOKEN_IDS,
+    create_policy: CreatePolicy = create_policy,
 ) -> Result:
     """By the loops of stage 7. engine: or a real one that keeps `clock` and `steps` as a simulated one does, without
     overlap. vocab_size: the token that ends an answer; all others are below."""
     clock = engine.clock
-    scheduler = Scheduler(config, cast(Engine, engine), frozenset({vocab_size}), tracer)
+    scheduler = Scheduler(config, cast(Engine, engine), frozenset({vocab_size}), tracer, create_policy)
     most = min(engine.max_seq_len, engine.pool.num_pages * config.page_size + 1)  # the last token is never computed
     inbox = ArrivalInbox([arrival for arrival in arrivals if arrival.max_len <= most], clock, vocab_size)
     if config.disable_overlap:

@@ -82,6 +82,9 @@ class CacheAware(Mixed):
         return -self.cached_len(pending.input_ids)
 
 
+CreatePolicy = Callable[[SchedulerConfig, Callable[[Tensor], int]], SchedulePolicy]
+
+
 def create_policy(config: SchedulerConfig, cached_len: Callable[[Tensor], int]) -> SchedulePolicy:
     if config.schedule_policy == "cache-aware":
         return CacheAware(cached_len)

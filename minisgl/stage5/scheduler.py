@@ -28,7 +28,7 @@ from minisgl.stage5.config import SchedulerConfig
 from minisgl.stage5.decode import DecodeManager
 from minisgl.stage5.logprobs import attach_logprobs
 from minisgl.stage5.pending import PendingReq
-from minisgl.stage5.policies import create_policy
+from minisgl.stage5.policies import CreatePolicy, create_policy
 from minisgl.stage5.prefill import PrefillManager
 from minisgl.stage5.table import TableManager
 
@@ -36,12 +36,19 @@ log = logging.getLogger("minisgl")
 
 
 class Scheduler:
-    def __init__(self, config: SchedulerConfig, engine: Engine, eos_ids: frozenset[int], tracer: Tracer) -> None:
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        engine: Engine,
+        eos_ids: frozenset[int],
+        tracer: Tracer,
+        create_policy: CreatePolicy = create_policy,
+    ) -> None:
         self.config, self.engine, self.eos_ids, self.tracer = config, engine, eos_ids, tracer
         self.cache = CacheManager(engine.table, engine.pool.num_pages, config.cache, tracer)
         self.tables = TableManager(config.max_running_requests, engine.max_seq_len, engine.device)
         self.admission = create_admission(config)
-        self.policy = create_policy(config, cached_len=lambda ids: self.cache.match_req(ids).cached_len)
+        self.policy = create_policy(config, lambda ids: self.cache.match_req(ids).cached_len)
         self.prefill = PrefillManager(self.cache, self.tables, self.admission, self.policy)
         self.decode = DecodeManager(self.admission)
         self.token_budget = config.max_prefill_length or prefill_length(engine.device)
