@@ -60,7 +60,7 @@ class MyIncrementalDetokenizer(IncrementalDetokenizer):
 
 
 class MyStopStrings(StopStrings):
-    # 8.3 hold back what may be a stop string
+    # 8.3 hold back a possible stop string
     def end(self, piece: str) -> str | None:
         """What is left to give out before the string that this piece completes. None, and no change, if it does not."""
         text = self._held + piece
