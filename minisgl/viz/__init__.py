@@ -10,6 +10,7 @@ except ImportError as error:
 
 from minisgl.viz.cost import cost_triangles, roofline, time_per_token
 from minisgl.viz.distributions import distribution, latencies, latency
+from minisgl.viz.goodput import goodput
 from minisgl.viz.layer_on_ranks import layer_on_ranks
 from minisgl.viz.memory import budget_parts, cache_bytes, memory_budget, memory_waste
 from minisgl.viz.page_figures import page_grid, page_map, page_usage
@@ -37,6 +38,7 @@ __all__ = [
     "cost_triangles",
     "distribution",
     "gantt",
+    "goodput",
     "journey",
     "latencies",
     "latency",

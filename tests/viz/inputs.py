@@ -179,6 +179,10 @@ FIGURES: dict[str, Draw] = {
     "time parts": lambda size: viz.time_parts(
         {"tp 1": {"compute": 2e-3, "communication": 0}, "tp 2": {"compute": 1e-3, "communication": 4e-4}}, size=size
     ),
+    "goodput": lambda size: viz.goodput({"mixed": {10: 10, 40: 31.5}, "prefill-first": {10: 9.5, 40: 2}}, size=size),
+    "goodput, pages": lambda size: viz.goodput(
+        {"estimate": {1000: 3, 8000: 30}}, offered=30, quantity="pages", size=size
+    ),
     "token times": lambda size: viz.token_times({"off": [1.0, 1.1, 1.9], "on": [1.0, 1.2, 1.4]}, size=size),
     "journey": lambda size: viz.journey(server_trace(), 1, size=size),
 }

@@ -282,3 +282,14 @@ def test_what_cannot_be_drawn_is_said() -> None:
         viz.page_table(pool_with_rows(99)[0], pool_with_rows(99)[2], 99)
     with pytest.raises(ValueError, match="not possible"):
         viz.launch_tax({"eager": (2.0, 1.0)})
+
+
+def test_goodput_is_drawn_beside_all_that_come() -> None:
+    figure = viz.goodput({"mixed": {10: 10.0, 40: 31.0, 60: 12.0}})
+    assert figure.get_suptitle() == "At best in time: 31 a second (mixed)"
+    drawn = {str(line.get_label()): np.asarray(line.get_xydata()).tolist() for line in figure.axes[0].get_lines()}
+    assert drawn == {"mixed": [[10, 10], [40, 31], [60, 12]], "all that come": [[0, 0], [60, 60]]}
+    (pages,) = viz.goodput({"": {100: 1.0, 200: 2.0}}, offered=3, quantity="pages").axes
+    assert np.asarray(pages.get_lines()[-1].get_xydata()).tolist() == [[0, 3], [200, 3]]
+    with pytest.raises(ValueError, match="two points"):
+        viz.goodput({"mixed": {10: 10.0}})
