@@ -1,4 +1,4 @@
-"""What a streamed token costs between the engine and the client's socket: `python -m minisgl.benchmark.messaging`.
+"""What a streamed token costs between the engine and the client's socket: `python -m minisgl.benchmark messaging`.
 
 The way of a token through scheduler, detokenizer and API, with real sockets and everything that is done to it but the
 model's work and HTTP; beside it the plain way, a message of the standard library's JSON for each token and each hop.
@@ -115,11 +115,12 @@ def best(measure: Callable[[], float], repeats: int) -> float:
     return min(measure() for _ in range(repeats))
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m minisgl.benchmark.messaging", allow_abbrev=False)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", default="smollm2-135m", help="whose tokenizer is used")
     parser.add_argument("--repeats", type=int, default=5, help="the best of so many is shown")
-    args = parser.parse_args(argv)
+
+
+def main(args: argparse.Namespace) -> int:
     tokenizer = Tokenizer.from_folder(resolve_model(args.model))
     ids = tokenizer.encode(TEXT)[:20] * 10
     text = best(lambda: detokenizing(tokenizer, ids), args.repeats)
@@ -145,7 +146,3 @@ def _beat(beat: Heartbeat) -> float:
     for _ in range(300):
         decoder.decode(encode(beat))
     return (time.process_time() - start) / 100 * 1e6
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())
