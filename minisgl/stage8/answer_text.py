@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from minisgl.core.detokenizer import IncrementalDetokenizer
 from minisgl.core.outputs import FinishReason, TokenLogprob
 from minisgl.core.tokenizer import Tokenizer
-from minisgl.stage8.messages import Begin, TextLogprob, TokenText
+from minisgl.stage8.messages import Begin
 from minisgl.stage8.stop_strings import StopStrings
+from minisgl.stage8.text_logprob import TextLogprob, TokenText
 
 
 class TokenTexts:

@@ -16,9 +16,10 @@ from minisgl.core.outputs import TokenLogprob, TokenOutput
 from minisgl.core.sampling_params import SamplingParams
 from minisgl.stage3.page_count import check_fits
 from minisgl.stage8.launch import ProcessDied, Processes
-from minisgl.stage8.messages import TO_API, Abort, Echo, Heartbeat, Reply, TextLogprob, Tokenize
+from minisgl.stage8.messages import TO_API, Abort, Echo, Heartbeat, Reply, Tokenize
 from minisgl.stage8.server_config import ServerConfig
 from minisgl.stage8.sockets import Sockets
+from minisgl.stage8.text_logprob import TextLogprob
 
 if TYPE_CHECKING:
     from minisgl.stage5.scheduler import Scheduler

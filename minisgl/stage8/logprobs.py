@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from minisgl.stage8.messages import TextLogprob, TokenText
+from minisgl.stage8.text_logprob import TextLogprob, TokenText
 
 LOWEST = -9999.0  # JSON has no infinity
 

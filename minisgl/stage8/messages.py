@@ -15,6 +15,7 @@ import msgspec
 from minisgl.core.outputs import FinishReason, TokenLogprob
 from minisgl.core.sampling_params import SamplingParams
 from minisgl.learn import exercise
+from minisgl.stage8.text_logprob import TextLogprob
 
 Echo = Literal["no", "before", "alone"]  # the prompt's text: before the answer's, or in its place
 Plain = str | int | float | bool | None
@@ -183,24 +184,6 @@ class Reply(msgspec.Struct, frozen=True):
     @property
     def is_terminal(self) -> bool:
         return self.finish_reason is not None or self.error is not None
-
-
-class TextLogprob(msgspec.Struct, frozen=True, array_like=True):
-    """A TokenLogprob with the tokens' texts. logprob None: the first token of a prompt has none.
-    offset: characters of the text, echo included, that were complete before this token."""
-
-    token: TokenText
-    logprob: float | None
-    top: list[tuple[TokenText, float]]
-    offset: int
-
-
-class TokenText(msgspec.Struct, frozen=True, array_like=True):
-    """A token by itself. data: its bytes, which may be a part of a character; text: what of them can be shown."""
-
-    token_id: int
-    text: str
-    data: bytes
 
 
 class Replies(Message, frozen=True):

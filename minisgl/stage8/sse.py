@@ -16,7 +16,8 @@ import msgspec
 
 from minisgl.core.outputs import FinishReason
 from minisgl.stage8.logprobs import chat_logprobs, completion_logprobs
-from minisgl.stage8.messages import Reply, TextLogprob
+from minisgl.stage8.messages import Reply
+from minisgl.stage8.text_logprob import TextLogprob
 
 DONE = b"data: [DONE]\n\n"
 

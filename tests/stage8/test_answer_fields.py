@@ -10,7 +10,8 @@ import pytest
 from fake_ring import FakeRing, reply
 from test_api import CHAT, CHAT_PATH, TEXT, TEXT_PATH, events, serving
 
-from minisgl.stage8.messages import TextLogprob, Tokenize, TokenText
+from minisgl.stage8.messages import Tokenize
+from minisgl.stage8.text_logprob import TextLogprob, TokenText
 
 A, HALF, END = TokenText(5, "a", b"a"), TokenText(6, "\ufffd", b"\xe4\xb8"), TokenText(2, "<end>", b"<end>")
 OTHER_HALF = TokenText(8, "\ufffd", b"\x96")

@@ -15,7 +15,8 @@ from minisgl.core.sampling_params import SamplingParams
 from minisgl.core.tokenizer import Tokenizer
 from minisgl.stage8.answer_text import TokenTexts
 from minisgl.stage8.detokenizer import DetokenizerRole
-from minisgl.stage8.messages import Begin, Generate, Message, Replies, Reply, Step, StopMatched, TextLogprob
+from minisgl.stage8.messages import Begin, Generate, Message, Replies, Reply, Step, StopMatched
+from minisgl.stage8.text_logprob import TextLogprob
 
 TEXT = "One, two, three. 世界 👩‍🚀 é STOP five"
 CHARACTERS = st.characters(exclude_categories=["Cs"]) | st.sampled_from("世🙂👩‍🚀é \n")

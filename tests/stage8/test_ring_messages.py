@@ -32,11 +32,10 @@ from minisgl.stage8.messages import (
     Reply,
     Step,
     StopMatched,
-    TextLogprob,
     Tokenize,
-    TokenText,
     encode,
 )
+from minisgl.stage8.text_logprob import TextLogprob, TokenText
 
 KINDS: dict[str, Any] = {
     "tokenizer": TO_TOKENIZER,
