@@ -250,7 +250,7 @@ def test_what_did_not_count_does_not_count_later() -> None:
     out, end = streamed(["ab", "abab"], "ab", "x", free=1)
     assert (out, end) == (["", "abx"], None), (
         f"'ab' came while nothing might end yet (min_tokens), and is held only as the beginning of 'abab': it is no "
-        f"end when 'x' comes. {out}, {end!r}"
+        f"end when 'x' comes. Shown: {out}, ended: {end!r}"
     )
 
 
