@@ -297,9 +297,9 @@ viz.distribution(first, quantity="time to first token")
 viz.distribution(between, quantity="time between tokens")
 
 # %% [markdown]
-# A first token waits for the step that runs when its prompt comes, and for the other prompts in its own step. After that
-# a step with six requests takes longer than a step with one, but nowhere near six times as long: the weights are read
-# once for all. That is what a server lives on.
+# A first token waits for the step that runs when its prompt comes, and for the other prompts in its own step. After
+# that a step with six requests takes longer than a step with one, but nowhere near six times as long: the weights are
+# read once for all. That is what a server lives on.
 # (On a busy machine single values jump; that is why these are distributions and not means.)
 #
 # ## Somebody leaves
