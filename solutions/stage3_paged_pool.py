@@ -82,8 +82,8 @@ class MyKVCachePool(KVCachePool):
         less the model, less the dummy page. What is left over is for activations. Can be negative: the caller refuses
         that.
 
-        The walk-through's 5.2: ratio 0.9, 78 GiB, a 16 GiB model and 128 KiB pages leave 54.2 GiB, 444 thousand pages
-        (it rounds to 54 GiB and says 442 thousand).
+        For example: ratio 0.9, 78 GiB free, a model of 16 GiB and pages of 128 KiB (one token of Llama-3-8B's shape)
+        leave 54.2 GiB, which is 444 thousand pages.
         """
         available = memory_ratio * free_before - model_bytes
         return int(available // bytes_per_page) - 1

@@ -23,7 +23,7 @@ from minisgl.stage7.config import OverlapConfig
 LIMITS = Limits(ttft=1.0, itl=0.1)
 # Requests a second: at the edge of what first come, first served can do, and past it three times.
 RATES = {"lognormal": 42.0, "long-prompt": 34.0, "bursts": 18.0, "shared-prefix": 140.0}
-REQUESTS, PROMPT_LEN, OUTPUT_LEN, MAX_TOKENS = 400, 1024, 128, 2048
+REQUESTS, PROMPT_LEN, OUTPUT_LEN, MAX_TOKENS = 300, 1024, 128, 2048
 CONFIG = OverlapConfig(max_prefill_length=2048)
 Results = dict[str, dict[str, Result]]  # policy -> workload -> what happened
 

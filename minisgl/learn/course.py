@@ -92,6 +92,8 @@ class Course:
         for chapter in self.chapters:
             if str(chapter.number) == number:
                 return chapter
+        if "." in number:
+            raise ValueError(f"{number!r:.80} is one exercise, and this takes whole stages: {number.split('.')[0]:.80}")
         known = ", ".join(str(chapter.number) for chapter in self.chapters)
         raise ValueError(f"there is no chapter {number!r:.80} with exercises: there are {known}")
 

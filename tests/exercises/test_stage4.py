@@ -276,7 +276,9 @@ def test_evictable_falls_by_what_was_dropped() -> None:
     cache, _ = tree()
     cache.evict(1)
     assert cache.evictable_size == 5, f"1 was asked for, 2 were really dropped: 7 - 2 = 5, not {cache.evictable_size}"
-    assert cache.evict(0).tolist() == [], "nothing was asked for: nothing goes, an empty tensor"
+    nothing = cache.evict(0)
+    assert nothing.tolist() == [], "nothing was asked for: nothing goes, an empty tensor"
+    assert nothing.dtype == torch.int32, f"slots are int32, also when there are none: not {nothing.dtype}"
 
 
 def test_too_much_is_refused_and_nothing_dropped() -> None:

@@ -25,7 +25,7 @@ def make_table(page_size: int, separate: bool = False) -> PageTable:
 
 def make_req(prompt_len: int, row: int, cached_len: int = 0) -> Req:
     params = SamplingParams(max_tokens=MAX_SEQ_LEN - prompt_len)
-    return Req(row, torch.zeros(prompt_len, dtype=torch.int32), params, row, cached_len)
+    return Req(100 + row, torch.zeros(prompt_len, dtype=torch.int32), params, row, cached_len)
 
 
 class TableMachine(RuleBasedStateMachine):
