@@ -184,7 +184,8 @@ def test_a_text_is_the_bytes_of_its_tokens(tokenizers: dict[str, Tokenizer], kin
     ids = tokenizer.encode(text, add_special_tokens=False)
     data = b"".join(map(tokenizer.token_bytes, ids))
     decoded = tokenizer.decode(ids)
-    assert data.decode(errors="replace").removeprefix(" ") == decoded.removeprefix(" ") or "\ufffd" in decoded
+    # some decoders drop the space that their encoder has put in front
+    assert data.decode(errors="replace") in (decoded, " " + decoded) or "\ufffd" in decoded
 
 
 def test_bytes_of_single_tokens(tokenizers: dict[str, Tokenizer]) -> None:
