@@ -106,6 +106,7 @@ def verdicts() -> dict[str, Verdict]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # the first of them runs the tests of all
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda path: path.stem)
 def test_a_mutant_is_killed_in_words(mutant: Path) -> None:
     """Wrong code that a learner might write. Its test fails by an assertion that says the right thing."""
