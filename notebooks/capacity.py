@@ -189,7 +189,7 @@ print(f"{run.stats['pages_total'] - run.fewest_free:,}")
 # `estimate` what answers took of late.
 
 # %%
-sizes = {"estimate": (2000, 3000, 4000, 5000, 12000), "reserve": (4000, 8000, 10000, 12000)}
+sizes = {"estimate": (2000, 3000, 4000, 5000), "reserve": (4000, 8000, 12000)}
 pools = {name: {pages: serve(30, num_pages=pages, admission=name) for pages in sizes[name]} for name in sizes}
 needed = {name: min(pages for pages, run in runs.items() if share(run) == 1) for name, runs in pools.items()}
 print("pages with which all came in time:", needed)
