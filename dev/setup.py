@@ -41,7 +41,7 @@ STEPS = {
     "ruff check": ["ruff", "check"],
     "ruff format": ["ruff", "format", "--check"],
     "mypy": ["mypy"],
-    "pytest": ["pytest", "-m", "not gpu and not soak"],
+    "pytest": ["pytest", "-m", "not gpu and not soak", "--durations=15"],
 }
 START = time.monotonic()
 

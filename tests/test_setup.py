@@ -7,9 +7,12 @@ import re
 import subprocess
 import sys
 import threading
+import time
+import urllib.error
 import urllib.request
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -88,11 +91,23 @@ def test_jupyterlab_says_where_it_is(tmp_path: Path) -> None:
             address = next(found[0] for line in lab.stderr if (found := re.search(r"http://localhost\S+", line)))
             assert "/lab/tree/notebooks/stage1_naive.ipynb?token=" in address
             contents = address.replace("/lab/tree/", "/api/contents/")
-            with urllib.request.urlopen(contents, timeout=30) as answer:
-                assert json.load(answer)["type"] == "notebook"
+            assert fetched(contents)["type"] == "notebook"
         finally:
             stopper.cancel()
             lab.kill()
+
+
+def fetched(address: str) -> Any:
+    """JupyterLab says where it is a moment before it listens there."""
+    for _ in range(300):
+        try:
+            with urllib.request.urlopen(address, timeout=30) as answer:
+                return json.load(answer)
+        except urllib.error.URLError as error:
+            if not isinstance(error.reason, ConnectionRefusedError):
+                raise
+            time.sleep(0.1)
+    raise AssertionError(f"nobody listens at {address}")
 
 
 def test_ci_runs_the_documented_command() -> None:

@@ -149,6 +149,7 @@ def test_kernel_forms_compute_the_same(weightless: str) -> None:
             )
 
 
+@pytest.mark.slow
 def test_ablation(tmp_path: Path, weightless: str, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ("--model", weightless, "--requests", "3", "--lengths", "2", "5", "--only", "overlap,radix")
     found = run(tmp_path / "a", "ablation", *arguments)
@@ -159,6 +160,7 @@ def test_ablation(tmp_path: Path, weightless: str, capsys: pytest.CaptureFixture
     assert len(capsys.readouterr().out.splitlines()) == 6
 
 
+@pytest.mark.slow
 def test_check_model(tiny: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     arguments = ["check-model", str(tiny), "--max-tokens", "3", "--prompt", "Hello there", "--threads", "1"]
     assert main(arguments) == 0
@@ -171,6 +173,7 @@ def test_check_model(tiny: Path, capsys: pytest.CaptureFixture[str], monkeypatch
     assert "DIFFERENT" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_serving(tmp_path: Path, weightless: str, capsys: pytest.CaptureFixture[str]) -> None:
     """The one test here that starts a process: our server, which sends every token as a chunk."""
     lengths = ("--streams", "1,3", "--input-len", "60", "--output-len", "9", "--repeat", "2")

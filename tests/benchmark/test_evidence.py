@@ -32,6 +32,7 @@ def test_tables_hold_every_choice_once() -> None:
         assert {getattr(default, name) for default in DEFAULTS} <= set(values), "what it is compared with is not there"
 
 
+@pytest.mark.slow
 def test_lines_and_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder, out = str(make_tiny_model(tmp_path)), tmp_path / "lines.jsonl"
     words = [*WORDS, "--model-config", folder, "--num-pages", "40"]

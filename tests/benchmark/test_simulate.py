@@ -299,6 +299,7 @@ def test_a_fit_finds_the_device_that_made_the_times() -> None:
         assert getattr(found, name) == pytest.approx(getattr(true, name), rel=1e-2), name
 
 
+@pytest.mark.slow
 def test_this_machine_measured_and_simulated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The commands, one after the other, on a model of a few kilobytes."""
     folder, out = str(make_tiny_model(tmp_path, max_position_embeddings=2048)), tmp_path / "fit.json"

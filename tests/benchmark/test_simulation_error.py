@@ -50,6 +50,7 @@ def test_a_turn_finds_the_answer_before_it(tmp_path: Path) -> None:
     assert (np.diff(result.arrived) > 0).all()
 
 
+@pytest.mark.slow
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = str(make_tiny_model(tmp_path, max_position_embeddings=2048))
     fit, out = str(tmp_path / "fit.json"), tmp_path / "lines.jsonl"

@@ -42,7 +42,7 @@ if "minisgl.stage8.scheduler_process" in sys.orig_argv:
         batch = forward_input.batch
         if any(len(req.input_ids) == 77 for req in batch.reqs):
             time.sleep(4.0)
-        if any(req.prompt_len == 93 and len(req.input_ids) == 193 for req in batch.reqs):
+        if any(req.prompt_len == 93 and len(req.input_ids) >= 193 for req in batch.reqs):
             raise RuntimeError("the device has\\nfallen off the bus")
         return right(self, forward_input)
 
