@@ -16,6 +16,8 @@ from minisgl.learn.run_tests import SECONDS_A_TEST, Job, Verdict, verdicts_on
 
 Status = Literal["done", "to do", "failed"]
 
+CHECKPOINT = "#checkpoint-your-code-serves"  # the section of every chapter
+
 COMMON_MISTAKES = (
     Mistake("NotImplementedError", "a `raise NotImplementedError` is still in the way"),
     Mistake(
@@ -142,6 +144,7 @@ def summary(course: Course, chapter: Chapter, results: Sequence[Result]) -> str:
         number = chapter.number
         text += (
             f" Now let it serve: python -m minisgl.stage{number} --mine {number} --prompt 'The capital of France is'"
+            f"\nA run that calls all of it: {_relative(chapter.folder, course)}/README.md{CHECKPOINT}"
         )
     else:
         text += f" Next: `minisgl check {chapter.number}` for the whole chapter."

@@ -10,7 +10,7 @@ import pytest
 from pages import anchors
 
 from minisgl.learn.answers import Answers
-from minisgl.learn.checking import Result, check
+from minisgl.learn.checking import CHECKPOINT, Result, check
 from minisgl.learn.course import Chapter, Course
 from minisgl.learn.generate import generated
 from minisgl.learn.run_tests import Job, Verdict, verdicts_on
@@ -59,6 +59,7 @@ def test_what_is_to_be_reread_is_there(chapter: Chapter) -> None:
         path = chapter.folder / name
         if path.exists():  # a chapter is written after its exercises
             assert anchor in anchors(path), f"{exercise.number}: {path.name} has no section #{anchor}"
+    assert CHECKPOINT.removeprefix("#") in anchors(chapter.folder / "README.md")
 
 
 @pytest.mark.slow
