@@ -18,6 +18,8 @@ import pytest
 from server_process import ServerProcess, children_of
 from tiny_model import make_tiny_model
 
+pytestmark = pytest.mark.slow  # processes start, die and are waited for
+
 LIMIT = 16  # of open requests
 RUNNING = 4
 LONG_PROMPT = "abcdefgh" * 500  # 4,000 tokens: 16 chunks

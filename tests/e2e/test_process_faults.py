@@ -27,6 +27,8 @@ ENDLESS = NORMAL | {"max_tokens": 7000, "stream": True}
 FAULTS = """
 import sys
 
+pytestmark = pytest.mark.slow  # processes start, die and are waited for
+
 if "minisgl.stage8" in sys.orig_argv:
     from minisgl.stage8 import launch
 
@@ -110,7 +112,6 @@ def check_end(server: ServerProcess, status: int, words: str) -> None:
     assert server.remains() == []
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("with_faults")
 def test_a_stopped_process_is_noticed_and_a_long_step_is_not_one(tmp_path: Path, model: Path) -> None:
     with running(tmp_path, "--model", str(model), *FLAGS) as server:
@@ -146,7 +147,6 @@ def test_a_stopped_process_is_noticed_and_a_long_step_is_not_one(tmp_path: Path,
         assert server.remains() == []
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("with_faults")
 def test_an_exception_in_a_forward_ends_streams_and_server(tmp_path: Path, model: Path) -> None:
     with running(tmp_path, "--model", str(model), *FLAGS) as server:
@@ -158,7 +158,6 @@ def test_an_exception_in_a_forward_ends_streams_and_server(tmp_path: Path, model
         check_end(server, 1, "RuntimeError: the device has fallen off the bus; the server ends")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "flags"), [("detokenizer", ()), ("tokenizer 0", ()), ("scheduler 1", ("--tp", "2"))], ids=str
 )
@@ -172,7 +171,6 @@ def test_a_killed_process_ends_streams_and_server(tmp_path: Path, model: Path, n
         check_end(server, 1, "was killed by SIGKILL; the server ends")
 
 
-@pytest.mark.slow
 def test_a_killed_parent_takes_its_children_and_files_along(tmp_path: Path, model: Path) -> None:
     with running(tmp_path, "--model", str(model), *FLAGS) as server, stream(server, ENDLESS):
         server.process.kill()
@@ -189,7 +187,6 @@ def test_what_is_not_done_at_the_end_of_the_drain_ends_with_an_error(tmp_path: P
         assert server.remains() == []
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_at_any_moment_of_the_start_is_an_orderly_end(tmp_path: Path, model: Path, number: int) -> None:
     """From when Python itself has started, which takes some 30 ms. The later ones come when all is ready."""
@@ -238,7 +235,6 @@ BROKEN = {
 }
 
 
-@pytest.mark.slow
 def test_a_broken_model_is_one_line_and_status_2(tmp_path: Path) -> None:
     servers = {}
     try:

@@ -15,6 +15,8 @@ import pytest
 from prompts import ORBIT
 from server_process import SMALL, ServerProcess, running
 
+pytestmark = pytest.mark.slow  # processes start, die and are waited for
+
 ENDLESS = {"prompt": ORBIT, "max_tokens": 4000, "ignore_eos": True, "stream": True}
 
 

@@ -56,6 +56,7 @@ TestMachine = Machine.TestCase
 TestMachine.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
 
 
+@pytest.mark.slow
 def test_thousands_of_ticks() -> None:
     lives = [random_life(seed, ticks=150) for seed in range(24)]
     assert sum(life.now for life in lives) > 4000
