@@ -19,6 +19,8 @@ import pytest
 from server_process import ServerProcess, children_of, is_alive, running
 from tiny_model import make_tiny_model
 
+pytestmark = pytest.mark.slow  # processes start, die and are waited for
+
 ROOT = Path(__file__).resolve().parents[2]
 FLAGS = ("--threads", "1", "--dtype", "float32", "--num-pages", "1200", "--page-size", "16", "--num-tokenizer", "1")
 NORMAL = {"prompt": "The quick brown fox", "max_tokens": 4, "temperature": 0, "ignore_eos": True}
@@ -27,7 +29,6 @@ ENDLESS = NORMAL | {"max_tokens": 7000, "stream": True}
 FAULTS = """
 import sys
 
-pytestmark = pytest.mark.slow  # processes start, die and are waited for
 
 if "minisgl.stage8" in sys.orig_argv:
     from minisgl.stage8 import launch
