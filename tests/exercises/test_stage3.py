@@ -75,6 +75,17 @@ def test_freed_pages_can_be_given_again() -> None:
     assert found == [1, 3, 4], f"the free pages are 1, 3 and 4, and {found} were given"
 
 
+def test_the_page_that_was_freed_last_is_given_first() -> None:
+    allocator = PageAllocator(6)
+    allocator.allocate(3)
+    allocator.free(int32(1, 2))
+    equal(
+        allocator.allocate(3),
+        [2, 1, 3],
+        "free(1, 2) puts 1 on the stack and then 2: what was freed last is on top, and is given first",
+    )
+
+
 def test_a_page_that_is_free_is_not_freed_again() -> None:
     allocator = PageAllocator(4)
     allocator.allocate(3)

@@ -1,4 +1,4 @@
-"""Stage 3 without a loop; pages go back on the stack the other way round, every slot is computed by itself."""
+"""Stage 3 without a loop; every slot is computed by itself."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class MyPageAllocator(PageAllocator):
         n = pages.numel()
         if pages.unique().numel() < n or self._is_free[pages].sum() > 0:
             raise RuntimeError("double free")
-        self._stack[self.num_free : self.num_free + n] = pages.flip(0)
+        self._stack.narrow(0, self.num_free, n).copy_(pages)
         self._is_free[pages] = True
         self.num_free += n
 
