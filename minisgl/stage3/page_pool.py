@@ -91,8 +91,8 @@ class PageAllocator:
 
     @exercise("3.2")
     def free(self, pages: Tensor) -> None:
-        """Put pages, int32 [n] on the host, back on the stack, one after the other, the last on top. Raises RuntimeError,
-        and frees none, if one of them is free already or is twice in it: two requests would be given it."""
+        """Put pages, int32 [n] on the host, back on the stack, the last of them on top. Raises RuntimeError, and frees
+        none, if one of them is free already or is twice in it: two requests would be given it."""
         if bool(self._is_free[pages].any()) or len(set(pages.tolist())) != len(pages):
             raise RuntimeError(f"pages freed twice: {pages.tolist()[:16]}")
         self._is_free[pages] = True
