@@ -21,6 +21,19 @@ _BLOCK = 2048
 def sample_rows(logits: Tensor, args: BatchSamplingArgs) -> Tensor:
     """logits: [rows, vocab]; args without filters. Returns int32 [rows]: argmax of logits / temperature + noise, or of
     the logits for rows that are greedy. The first of equals."""
+    tokens = torch.empty(len(logits), dtype=torch.int32, device=logits.device)
+    _launch(logits, args, 0, tokens)
+    return tokens
+
+
+def best_keys(logits: Tensor, args: BatchSamplingArgs, first: int) -> Tensor:
+    """As `sample_rows`, of the columns from token `first` on. Returns `vocab_parallel.sort_keys`, int64 [rows]."""
+    keys = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
+    _launch(logits, args, first, keys)
+    return keys
+
+
+def _launch(logits: Tensor, args: BatchSamplingArgs, first: int, out: Tensor) -> None:
     rows, vocab = logits.shape
     parts = triton.cdiv(vocab, _BLOCK)
     best = torch.empty((rows, parts), dtype=torch.float32, device=logits.device)
@@ -31,16 +44,15 @@ def sample_rows(logits: Tensor, args: BatchSamplingArgs) -> Tensor:
         logits, best, index,
         args.temperatures if draws else unused, args.seeds if draws else unused, args.positions if draws else unused,
         args.greedy.view(torch.int8) if args.greedy is not None else unused,
-        vocab, logits.stride(0), draws, args.greedy is not None, _BLOCK, pdl, num_warps=8, launch_pdl=pdl,
+        vocab, logits.stride(0), first, draws, args.greedy is not None, _BLOCK, pdl, num_warps=8, launch_pdl=pdl,
     )  # fmt: skip
-    tokens = torch.empty(rows, dtype=torch.int32, device=logits.device)
-    _best_of_row[(rows,)](best, index, tokens, parts, triton.next_power_of_2(parts), pdl, launch_pdl=pdl)
-    return tokens
+    keys = out.dtype == torch.int64
+    _best_of_row[(rows,)](best, index, out, parts, keys, triton.next_power_of_2(parts), pdl, launch_pdl=pdl)
 
 
 @triton.jit
 def _best_of_block(
-    logits, best, index, temperatures, seeds, positions, greedy, vocab, stride,
+    logits, best, index, temperatures, seeds, positions, greedy, vocab, stride, first,
     DRAW: tl.constexpr, MIXED: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
@@ -51,23 +63,29 @@ def _best_of_block(
     score = tl.load(logits + row * stride + token, mask=token < vocab, other=float("-inf")).to(tl.float32)
     if DRAW:
         warm = score * (1 / tl.load(temperatures + row))
-        warm += _gumbel(tl.load(seeds + row).to(tl.int64), tl.load(positions + row).to(tl.int64), token, PDL)
+        warm += _gumbel(tl.load(seeds + row).to(tl.int64), tl.load(positions + row).to(tl.int64), first + token, PDL)
         score = tl.where(tl.load(greedy + row) != 0, score, warm) if MIXED else warm
     value, where = tl.max(score, axis=0, return_indices=True, return_indices_tie_break_left=True)
     parts = tl.num_programs(1)
     tl.store(best + row * parts + part, value)
-    tl.store(index + row * parts + part, part * BLOCK + where)
+    tl.store(index + row * parts + part, first + part * BLOCK + where)
 
 
 @triton.jit
-def _best_of_row(best, index, tokens, parts, BLOCK: tl.constexpr, PDL: tl.constexpr):
+def _best_of_row(best, index, out, parts, KEYS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
     row, part = tl.program_id(0), tl.arange(0, BLOCK)
     score = tl.load(best + row * parts + part, mask=part < parts, other=float("-inf"))
-    _, where = tl.max(score, axis=0, return_indices=True, return_indices_tie_break_left=True)
-    tl.store(tokens + row, tl.load(index + row * parts + where))
+    value, where = tl.max(score, axis=0, return_indices=True, return_indices_tie_break_left=True)
+    token = tl.load(index + row * parts + where)
+    if KEYS:
+        bits = tl.where(value == 0, 0.0, value).to(tl.int32, bitcast=True)
+        ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+        tl.store(out + row, (ordered.to(tl.int64) << 32) | (0xFFFFFFFF - token.to(tl.int64)))
+    else:
+        tl.store(out + row, token)
 
 
 @triton.jit

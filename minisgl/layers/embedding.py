@@ -33,7 +33,8 @@ class VocabParallelEmbedding(nn.Module):
 
 
 class ParallelLMHead(LocalLinear):
-    """Each rank computes the logits of its rows; all ranks get all of them. weight: [local_vocab, hidden].
+    """Each rank computes the logits of its rows. weight: [local_vocab, hidden]. Whoever needs them all gathers them:
+    who chooses a token rarely does.
 
     tied_to: the embedding whose parameter is this layer's too.
     """
@@ -47,6 +48,10 @@ class ParallelLMHead(LocalLinear):
         self.vocab_sizes = shard_sizes(vocab_size, comm.size)
         self.comm = comm
 
-    def forward(self, x: Tensor) -> Tensor:
+    def gather(self, logits: Tensor) -> Tensor:
+        """logits: [rows, local_vocab], as `forward` gives them. Returns [rows, vocab], the same on all ranks."""
+        return self.comm.all_gather(logits, self.vocab_sizes)
+
+    def whole(self, x: Tensor) -> Tensor:
         """x: [rows, hidden]. Returns [rows, vocab]."""
-        return self.comm.all_gather(super().forward(x), self.vocab_sizes)
+        return self.gather(self(x))

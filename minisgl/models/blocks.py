@@ -123,5 +123,5 @@ class CausalLM(nn.Module, ABC):
     def decoder_layer(self, config: ModelConfig, layer_id: int, comm: Communicator) -> DecoderLayer: ...
 
     def forward(self, ctx: Context) -> Tensor:
-        """Returns logits, [rows, vocab] for ctx.logits_rows, the same on every rank."""
+        """Returns this rank's columns of the logits, [rows, local_vocab] for ctx.logits_rows."""
         return self.lm_head(self.model(ctx))

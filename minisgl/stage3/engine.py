@@ -50,12 +50,12 @@ class Engine:
             self.dtype = resolve_dtype(config.dtype, self.device)
         with _step("communication"):
             self.comm = self.connect()
-            free_before = self.comm.minimum(free_memory(self.device))
+            free_before = self.free_memory()
         with _step("weights"):
             self.model = load_model(
                 folder, model_config, max_seq_len, self.device, self.dtype, config.dummy_weight, self.comm
             )
-            self.sampler = Sampler(model_config.vocab_size, self.device, fused=not config.disable_fusion)
+            self.sampler = self.make_sampler()
         with _step("KV cache pool"):
             self.pool = self._make_pool(free_before)
         with _step("page table"):
@@ -76,6 +76,13 @@ class Engine:
     def connect(self) -> Communicator:
         """Step 2. One rank alone has nobody to reach."""
         return NoCommunicator()
+
+    def free_memory(self) -> int:
+        """Bytes of the device, before anything is on it."""
+        return free_memory(self.device)
+
+    def make_sampler(self) -> Sampler:
+        return Sampler(self.model_config.vocab_size, self.device, fused=not self.config.disable_fusion)
 
     def prepare_to_run(self) -> None:
         """Step 6. There is nothing to capture: every forward is launched layer by layer."""
@@ -98,7 +105,7 @@ class Engine:
         """Launch the batch and the copy of its sampled tokens to the host; wait for neither."""
         if args.logprobs is not None:
             return self._forward_and_measure(batch, args, args.logprobs)
-        logits = self.run_model(batch)  # [padded_reqs, vocab]
+        logits = self.run_model(batch)  # [padded_reqs, local_vocab]
         next_tokens = self.sampler.sample(logits[: batch.size], args)  # [reqs]
         next_tokens_host, copy_done = host_copy(next_tokens)
         return ForwardOutput(next_tokens, next_tokens_host, copy_done)
@@ -111,7 +118,8 @@ class Engine:
             logits, measured = self._run_with_prompts(batch, wanted.prompts)
             of_prompts = [measured]
         next_tokens = self.sampler.sample(logits[: batch.size], args)  # [reqs]
-        parts = next_tokens, *(part.flatten() for part in (wanted.measure(logits, next_tokens), *of_prompts))
+        of_tokens = wanted.measure(self.model.lm_head.gather(logits), next_tokens)
+        parts = next_tokens, *(part.flatten() for part in (of_tokens, *of_prompts))
         host, copy_done = host_copy(torch.cat(parts))
         measured_host = host[batch.size :].view(-1, 1 + 2 * wanted.max_top)  # [sampled + prompt tokens, ...]
         return ForwardOutput(next_tokens, host[: batch.size], copy_done, LogprobsOnHost(wanted, measured_host))
@@ -122,10 +130,10 @@ class Engine:
         rows = torch.cat((batch.logits_rows, prompts.indices))
         hidden = self.model.model(replace(self.context(batch), logits_rows=rows))  # [rows, hidden]
         last, others = hidden.split((len(batch.logits_rows), len(prompts.indices)))
-        return self.model.lm_head(last), prompts.measure(others, self.model.lm_head)
+        return self.model.lm_head(last), prompts.measure(others, self.model.lm_head.whole)
 
     def run_model(self, batch: Batch) -> Tensor:
-        """Logits of each request's last token: [padded_reqs, vocab]."""
+        """Logits of each request's last token, this rank's columns: [padded_reqs, local_vocab]."""
         return self.model(self.context(batch))
 
     def context(self, batch: Batch) -> Context:

@@ -3,6 +3,9 @@
 Two groups of the same ranks: `data` for the layers (gloo on CPUs, NCCL on GPUs) and `control` for the scheduler
 (always gloo). They are apart because with overlap two threads communicate at once, and a group matches calls by
 their order alone. mini-sglang's pair of NCCL and gloo groups is the same.
+
+What is here works everywhere. `communicators_nccl` and `communicators_symm` sum faster on GPUs, and take the place of
+`sum` alone; which of them a run has is `communicators_by_name`.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from minisgl.kernel.device import resolve_device
 from minisgl.learn import exercise
 
 NEVER = timedelta(days=365)  # a rank that dies is noticed by its parent; one that is only slow is no error
+MOST_IMBALANCE = 2 << 30  # bytes
 
 
 class PeerLost(RuntimeError):
@@ -32,18 +36,25 @@ class DistributedCommunicator:
 
     def __init__(self, rank: int, size: int, device: torch.device, rendezvous: Path) -> None:
         """Returns once all `size` ranks have come. rendezvous: a path that no file has yet, the same on all of them."""
-        self.rank, self.size = rank, size
-        self.num_all_reduces = 0
+        self.rank, self.size, self.device = rank, size, device
         init = f"file://{rendezvous}"
         dist.init_process_group("gloo", init_method=init, rank=rank, world_size=size, timeout=NEVER)
         self._control = dist.group.WORLD
         self._data = dist.new_group(backend="nccl" if device.type == "cuda" else "gloo", timeout=NEVER)
-        self.all_reduce(torch.zeros(1, device=device))  # connect now: an error belongs to the start
+        self.connect()
+        self.sum(torch.zeros(8, device=device))  # connect now: an error belongs to the start
         self.num_all_reduces = 0
+
+    def connect(self) -> None:
+        """What a faster one needs beside the two groups."""
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """Sum over ranks, in place. The same bits on every rank."""
         self.num_all_reduces += 1
+        return self.sum(x)
+
+    def sum(self, x: Tensor) -> Tensor:
+        """`all_reduce`, not counted."""
         self._collective(dist.all_reduce, x, group=self._data)
         return x
 
@@ -61,15 +72,27 @@ class DistributedCommunicator:
 
     def minimum(self, value: int) -> int:
         """The least of what the ranks gave."""
-        least = torch.tensor(value, dtype=torch.int64)
-        self._collective(dist.all_reduce, least, op=dist.ReduceOp.MIN, group=self._control)
-        return int(least)
+        return self.extremes(value)[0]
+
+    def extremes(self, value: int) -> tuple[int, int]:
+        """The least and the most of what the ranks gave, in one collective: the most is the least of the negatives."""
+        both = torch.tensor([value, -value], dtype=torch.int64)
+        self._collective(dist.all_reduce, both, op=dist.ReduceOp.MIN, group=self._control)
+        return int(both[0]), -int(both[1])
 
     def broadcast(self, value: int) -> int:
         """Rank 0's value, on every rank."""
         told = torch.tensor(value, dtype=torch.int64)
-        self._collective(dist.broadcast, told, src=0, group=self._control)
+        self.broadcast_tensor(told)
         return int(told)
+
+    def broadcast_tensor(self, told: Tensor) -> None:
+        """Rank 0's, in place, on the host."""
+        self._collective(dist.broadcast, told, src=0, group=self._control)
+
+    def barrier(self) -> None:
+        """Returns once every rank is here. The hosts meet; what they asked of their devices may not be done."""
+        self._collective(dist.barrier, group=self._control)
 
     def close(self) -> None:
         dist.destroy_process_group()
@@ -79,6 +102,17 @@ class DistributedCommunicator:
             call(*args, **kwargs)
         except RuntimeError as error:
             raise PeerLost(f"rank {self.rank} lost the others: {str(error).splitlines()[0]:.200}") from error
+
+
+def check_balance(device: torch.device, least: int, most: int) -> None:
+    """least, most: bytes free on the ranks' devices. Raises ValueError when GPUs differ by more than MOST_IMBALANCE:
+    the pool is as large as the least has room for, so what another process holds there is lost on all of them."""
+    if device.type == "cuda" and most - least > MOST_IMBALANCE:
+        raise ValueError(
+            f"the ranks' GPUs have from {least / 2**30:.1f} to {most / 2**30:.1f} GiB free, more than "
+            f"{MOST_IMBALANCE >> 30} GiB apart: end what else runs there (nvidia-smi shows it), or choose other GPUs "
+            f"with CUDA_VISIBLE_DEVICES"
+        )
 
 
 def rank_device(name: str, rank: int) -> torch.device:

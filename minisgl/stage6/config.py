@@ -8,12 +8,20 @@ from typing import ClassVar
 from minisgl.core.config import option
 from minisgl.stage5.config import SchedulerConfig
 
+COMMUNICATORS = ("auto", "nccl", "pynccl", "symm")
+
 
 @dataclass(frozen=True)
 class ParallelConfig(SchedulerConfig):
     group: ClassVar[str] = "tensor parallelism"
 
     tp: int = option(1, "ranks (processes) the model is cut over: tensor parallelism", metavar="N")
+    comm: str = option(
+        "auto",
+        "how ranks on GPUs add up their shares: nccl, pynccl (NCCL without torch's streams), or symm, which takes what "
+        "is small through symmetric memory; auto is symm where the GPUs can, else nccl",
+        COMMUNICATORS,
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

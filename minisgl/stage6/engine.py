@@ -9,8 +9,11 @@ import torch
 from minisgl.core.protocols import Communicator, NoCommunicator
 from minisgl.layers.shard import RankHeads
 from minisgl.models.config import ModelConfig
+from minisgl.sampling.sampler import Sampler
+from minisgl.sampling.vocab_parallel import VocabParallelSampler
 from minisgl.stage3.engine import Engine
-from minisgl.stage6.communicators import DistributedCommunicator, check_devices, rank_device
+from minisgl.stage6.communicators import DistributedCommunicator, check_balance, check_devices, rank_device
+from minisgl.stage6.communicators_by_name import check_communicator, make_communicator
 from minisgl.stage6.config import ParallelConfig
 
 
@@ -38,7 +41,23 @@ class RankEngine(Engine):
     def connect(self) -> Communicator:
         if self._rendezvous is None:
             return NoCommunicator()
-        return DistributedCommunicator(self.rank, self.config.tp, self.device, self._rendezvous)
+        return make_communicator(self.config.comm, self.rank, self.config.tp, self.device, self._rendezvous)
+
+    def free_memory(self) -> int:
+        """Of the rank that has least; the ranks' GPUs must be about equally free."""
+        free = super().free_memory()
+        if self._rendezvous is None:
+            return free
+        assert isinstance(self.comm, DistributedCommunicator)  # from `connect`
+        least, most = self.comm.extremes(free)
+        check_balance(self.device, least, most)
+        return least
+
+    def make_sampler(self) -> Sampler:
+        if self.comm.size == 1:
+            return super().make_sampler()
+        vocab, fused = self.model_config.vocab_size, not self.config.disable_fusion
+        return VocabParallelSampler(vocab, self.device, fused, self.comm)
 
     def memory(self) -> tuple[int, int]:
         """Bytes of this rank's weights, and of its pool with the dummy page."""
@@ -50,6 +69,7 @@ class RankEngine(Engine):
 def check_parallel(config: ParallelConfig, model: ModelConfig) -> None:
     """Raises ValueError, before any process starts, when the model cannot be cut over config.tp ranks."""
     check_devices(config.device, config.tp)
+    check_communicator(config.comm, config.device)
     units = {
         "attention heads": model.num_heads,
         "MLP columns": model.intermediate_size,

@@ -45,7 +45,8 @@ class ListeningEngine(RankEngine):
     def run_model(self, batch: Any) -> Tensor:
         before = getattr(self.comm, "num_all_reduces", 0)
         logits = super().run_model(batch)
-        self.steps.append((logits.clone(), getattr(self.comm, "num_all_reduces", 0) - before))
+        count = getattr(self.comm, "num_all_reduces", 0) - before
+        self.steps.append((self.model.lm_head.gather(logits).clone(), count))
         return logits
 
 

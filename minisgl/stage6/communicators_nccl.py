@@ -1,0 +1,115 @@
+"""NCCL called by ourselves, on the current stream. Knows nothing of torch's process groups but how to pass an id on.
+
+torch runs NCCL on a stream of its own, with events before and after; here a call is one kernel on the stream of the
+layers, which a CUDA graph records like any other. The library is the one torch has loaded, by ctypes. mini-sglang's
+and vLLM's PyNCCL are the same idea.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from minisgl.stage6 import communicators
+from minisgl.stage6.communicators import DistributedCommunicator
+
+ID_BYTES = 128
+_DTYPES = {  # ncclDataType_t
+    torch.int8: 0,
+    torch.uint8: 1,
+    torch.int32: 2,
+    torch.int64: 4,
+    torch.float16: 6,
+    torch.float32: 7,
+    torch.float64: 8,
+    torch.bfloat16: 9,
+}
+_SUM = 0  # ncclRedOp_t
+
+
+class UniqueId(ctypes.Structure):
+    """What the ranks of one communicator have in common."""
+
+    _fields_ = [("data", ctypes.c_ubyte * ID_BYTES)]
+
+
+class NcclError(RuntimeError):
+    pass
+
+
+class Nccl:
+    """The functions of libnccl that are used here."""
+
+    def __init__(self, path: str) -> None:
+        """Raises OSError when there is no library at the path (or of the name)."""
+        pointer, size, number = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+        self._library = ctypes.CDLL(path)
+        self._library.ncclGetErrorString.restype = ctypes.c_char_p
+        self.get_version = self._function("ncclGetVersion", ctypes.POINTER(number))
+        self.get_unique_id = self._function("ncclGetUniqueId", ctypes.POINTER(UniqueId))
+        self.init_rank = self._function("ncclCommInitRank", ctypes.POINTER(pointer), number, UniqueId, number)
+        self.all_reduce = self._function("ncclAllReduce", pointer, pointer, size, number, number, pointer, pointer)
+        self.all_gather = self._function("ncclAllGather", pointer, pointer, size, number, pointer, pointer)
+
+    def _function(self, name: str, *types: type) -> Callable[..., None]:
+        function = getattr(self._library, name)
+        function.argtypes = list(types)
+
+        def call(*args: object) -> None:
+            status = function(*args)
+            if status:
+                raise NcclError(f"{name}: {self._library.ncclGetErrorString(status).decode()}")
+
+        return call
+
+
+def nccl_path() -> str:
+    """That of torch's own wheel if it came with one, else the name by which the loader finds a library."""
+    spec = importlib.util.find_spec("nvidia.nccl") if importlib.util.find_spec("nvidia") else None
+    folders = list(spec.submodule_search_locations or ()) if spec else []
+    found = [path for folder in folders if (path := Path(folder) / "lib" / "libnccl.so.2").exists()]
+    return str(found[0]) if found else "libnccl.so.2"
+
+
+class NcclCommunicator(DistributedCommunicator):
+    """Sums and gathers by NCCL on the current stream."""
+
+    def connect(self) -> None:
+        self._nccl = Nccl(nccl_path())
+        unique_id = UniqueId()
+        if self.rank == 0:
+            self._nccl.get_unique_id(ctypes.byref(unique_id))
+        told = torch.tensor(list(unique_id.data), dtype=torch.uint8)
+        self.broadcast_tensor(told)
+        ctypes.memmove(unique_id.data, bytes(told.tolist()), ID_BYTES)
+        self._comm = ctypes.c_void_p()
+        with torch.cuda.device(self.device):
+            self._nccl.init_rank(ctypes.byref(self._comm), self.size, unique_id, self.rank)
+
+    def sum(self, x: Tensor) -> Tensor:
+        x = x.contiguous()
+        dtype = _DTYPES[x.dtype]
+        self._nccl.all_reduce(x.data_ptr(), x.data_ptr(), x.numel(), dtype, _SUM, self._comm, self._stream())
+        return x
+
+    def all_gather(self, x: Tensor, sizes: list[int]) -> Tensor:
+        if DistributedCommunicator.all_gather.__module__ != communicators.__name__:  # a learner's is to be called
+            return super().all_gather(x, sizes)
+        widest = max(sizes)
+        shard = F.pad(x, (0, widest - x.shape[1])) if x.shape[1] < widest else x.contiguous()  # [rows, widest]
+        shards = x.new_empty(self.size, len(x), widest)
+        count = shard.numel()
+        dtype = _DTYPES[x.dtype]
+        self._nccl.all_gather(shard.data_ptr(), shards.data_ptr(), count, dtype, self._comm, self._stream())
+        if sizes == [widest] * self.size:
+            return shards.transpose(0, 1).reshape(len(x), -1)
+        return torch.cat([shard[:, :size] for shard, size in zip(shards, sizes, strict=True)], dim=1)
+
+    def _stream(self) -> int:
+        return torch.cuda.current_stream(self.device).cuda_stream
