@@ -23,7 +23,6 @@ log = logging.getLogger("minisgl")
 
 _CPU = torch.device("cpu")
 _PARTS = ("fi", "triton")
-_FEW_TOKENS = 2048  # prompts of a batch together; up to here a GPU waits for launches
 _CUDA_CORE_GROUPS = (1, 2, 3, 4, 8)  # FlashInfer's CUDA-core decode is compiled for these
 
 
@@ -86,20 +85,18 @@ def _missing(part: str, dtype: torch.dtype, device: torch.device) -> str | None:
 
 
 def _hybrid(prefill: str, decode: str, s: Shape, why: str = "") -> HybridAttention:
-    from minisgl.attention.triton_attention import PrefillBySize, TritonDecode, TritonPrefill
+    from minisgl.attention.triton_attention import TritonDecode, TritonPrefill
 
     kinds = {}
-    recordable = TritonPrefill(s.page_size)
-    first: PrefillPart = recordable
+    first: PrefillPart = TritonPrefill(s.page_size)
     second: DecodePart = TritonDecode(s.page_size)
     if prefill == "fi":
-        large, kinds["prefill"] = _flashinfer_prefill(s)
-        first = PrefillBySize(recordable, large, _FEW_TOKENS)
+        first, kinds["prefill"] = _flashinfer_prefill(s)
     if decode == "fi":
         second, kinds["decode"] = _flashinfer_decode(s)
     described = [f"{name} by {kinds.get(name, 'our Triton kernel')}" for name in ("prefill", "decode")]
     log.info("attention: %s, %s, %d query heads a KV head, pages of %d%s", *described, s.group, s.page_size, why)
-    return HybridAttention(first, second, recordable)
+    return HybridAttention(first, second)
 
 
 def _flashinfer_prefill(s: Shape) -> tuple[PrefillPart, str]:

@@ -45,9 +45,8 @@ class HybridAttention:
     """`--attn PREFILL,DECODE`. K and V are stored first, by `forward` or, with its callers' consent, before it:
     `attend_cached` is for a kernel that turns q and k and stores in one go."""
 
-    def __init__(self, prefill: PrefillPart, decode: DecodePart, recordable: Any = None) -> None:
-        """recordable: the part of `prefill` that graphs of prompts can record, a TritonPrefill. None: there is none."""
-        self.prefill, self.decode, self.recordable = prefill, decode, recordable
+    def __init__(self, prefill: PrefillPart, decode: DecodePart) -> None:
+        self.prefill, self.decode = prefill, decode
 
     def prepare_metadata(self, batch: Batch, page_table: Tensor) -> HybridMetadata:
         reqs = batch.padded_reqs
@@ -80,19 +79,9 @@ class HybridAttention:
     def init_capture_graph(self, max_size: int, page_table: Tensor) -> None:
         self.decode.init_capture_graph(max_size, page_table)
 
-    def init_capture_prefill(self, max_rows: int, page_table: Tensor) -> bool:
-        if self.recordable is not None:
-            self.recordable.init_capture_graph(max_rows, page_table)
-        return self.recordable is not None
-
     def prepare_for_capture(self, batch: Batch) -> HybridMetadata:
-        if batch.phase == "prefill":
-            return HybridMetadata(0, None, self.recordable.record(batch.num_tokens))
         return HybridMetadata(batch.padded_size, self.decode.record(batch.padded_size), None)
 
     def prepare_for_replay(self, batch: Batch) -> None:
         assert isinstance(batch.attn_metadata, HybridMetadata)  # prepare_metadata gave it
-        if batch.phase == "prefill":
-            self.recordable.replay(batch.attn_metadata.prefill)
-        else:
-            self.decode.replay(batch, batch.attn_metadata.decode)
+        self.decode.replay(batch, batch.attn_metadata.decode)

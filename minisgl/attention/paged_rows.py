@@ -68,24 +68,3 @@ class RecordedRows:
         self._pages[:size, :most].copy_(rows.pages)
         self._lengths[:size].copy_(rows.lengths)
         self._order[:size].copy_(rows.order)
-
-
-class RecordedExtend:
-    """The ExtendRows that recorded graphs read: some number of rows, of which those that are not needed are empty."""
-
-    def __init__(self, max_rows: int, page_table: Tensor, page_size: int) -> None:
-        self._max_rows, self._decode = max_rows, RecordedRows(max_rows, page_table, page_size)
-        self._starts = torch.zeros(max_rows + 1, dtype=torch.int32, device=page_table.device)
-
-    def of(self, tokens: int) -> ExtendRows:
-        """For graphs of so many tokens in all."""
-        rows = self._decode.first(self._max_rows)
-        return ExtendRows(rows.pages, rows.lengths, self._starts, tokens)
-
-    def fill(self, rows: ExtendRows) -> None:
-        size, most = rows.pages.shape
-        pages, lengths, starts, _ = self.of(0)
-        pages[:size, :most].copy_(rows.pages)
-        lengths[:size].copy_(rows.lengths)
-        starts[: size + 1].copy_(rows.starts)
-        starts[size + 1 :] = rows.starts[-1]  # rows of no tokens

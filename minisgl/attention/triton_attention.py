@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 
-from minisgl.attention.hybrid import PrefillPart
-from minisgl.attention.paged_rows import ExtendRows, PagedRows, RecordedExtend, RecordedRows, extend_rows, paged_rows
+from minisgl.attention.paged_rows import ExtendRows, PagedRows, RecordedRows, extend_rows, paged_rows
 from minisgl.attention.triton_kernels import decode, decode_splits, extend
 from minisgl.core.batch import Batch
 from minisgl.core.protocols import KVCache
@@ -23,31 +20,6 @@ class TritonPrefill:
 
     def attend(self, q: Tensor, layer_id: int, cache: KVCache, metadata: ExtendRows) -> Tensor:
         return extend(q, cache.k_cache(layer_id), cache.v_cache(layer_id), *metadata[:3], self.page_size, metadata.most)
-
-    def init_capture_graph(self, max_rows: int, page_table: Tensor) -> None:
-        self._recorded = RecordedExtend(max_rows, page_table, self.page_size)
-
-    def record(self, tokens: int) -> ExtendRows:
-        return self._recorded.of(tokens)
-
-    def replay(self, metadata: ExtendRows) -> None:
-        self._recorded.fill(metadata)
-
-
-class PrefillBySize:
-    """Few tokens by our kernel, which graphs can record: they are launches more than work. Many by the faster one."""
-
-    def __init__(self, small: TritonPrefill, large: PrefillPart, most: int) -> None:
-        """most: tokens that still are few."""
-        self.small, self.large, self.most = small, large, most
-
-    def prepare(self, reqs: list[Req], page_table: Tensor) -> Any:
-        tokens = sum(req.extend_len for req in reqs)
-        return (self.small if tokens <= self.most else self.large).prepare(reqs, page_table)
-
-    def attend(self, q: Tensor, layer_id: int, cache: KVCache, metadata: Any) -> Tensor:
-        part = self.small if isinstance(metadata, ExtendRows) else self.large
-        return part.attend(q, layer_id, cache, metadata)
 
 
 class PagedDecode:
