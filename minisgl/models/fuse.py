@@ -22,6 +22,7 @@ from minisgl.layers.linear import LocalLinear
 from minisgl.layers.norm import RMSNorm, RMSNormFused
 from minisgl.layers.rotary import RotaryEmbedding, Rotation
 from minisgl.models.blocks import CausalLM, DecoderLayer, GatedMLP, RopeAttention
+from minisgl.moe.layer import MoELayer
 
 
 def fuse(model: CausalLM, attention: AttentionBackend, device: torch.device) -> bool:
@@ -42,12 +43,14 @@ def fuse(model: CausalLM, attention: AttentionBackend, device: torch.device) -> 
             _replace(module, "product", partial(_product, module))
         elif isinstance(module, DecoderLayer) and _is_plain(module):
             _replace(module, "forward", partial(_layer, module))
-    attend_cached = getattr(attention, "attend_cached", None)
-    if attend_cached is not None:
+        elif isinstance(module, MoELayer) and type(module.experts.gate) is SiluAndMul:
+            _replace(module, "forward", partial(_experts, module))
+            module.waits_for_host = False
+    if hasattr(attention, "attend_cached"):
         rotary = model.model.rotary_emb
         for module in model.modules():
             if isinstance(module, RopeAttention):
-                _replace(module, "attend", partial(_attend, module, rotary.table, attend_cached))
+                _replace(module, "attend", partial(_attend, module, rotary.table))
         _replace(rotary, "forward", lambda positions: None)  # its table is read where it is used
     return True
 
@@ -59,9 +62,7 @@ def layers_are_ours() -> bool:
     return all(method.__module__.startswith("minisgl.layers.") for method in methods)
 
 
-def _attend(
-    layer: RopeAttention, table: Tensor, attend_cached: Callable[..., Tensor], heads: Tensor, ctx: Context
-) -> Tensor:
+def _attend(layer: RopeAttention, table: Tensor, heads: Tensor, ctx: Context) -> Tensor:
     """As `RopeAttention.attend`: norm, RoPE and the stores in one kernel, then the attention over the cache."""
     from minisgl.kernel.triton_rope import norm_rope_store
 
@@ -72,7 +73,7 @@ def _attend(
     k_cache, v_cache = ctx.kv_cache.k_cache(layer.layer_id), ctx.kv_cache.v_cache(layer.layer_id)
     eps = q_norm.eps if q_norm is not None else 0.0
     q = norm_rope_store(heads, layer.num_heads, weights, eps, table, ctx.positions, k_cache, v_cache, ctx.out_loc)
-    return attend_cached(q, layer.layer_id, ctx)
+    return ctx.attention.attend_cached(q, layer.layer_id, ctx)  # type: ignore[attr-defined]
 
 
 def _is_plain(layer: DecoderLayer) -> bool:
@@ -101,6 +102,15 @@ def _layer(layer: DecoderLayer, x: Tensor, residual: Tensor | None, ctx: Context
     norm = layer.post_attention_layernorm
     gated, residual = norm_gemv(x, residual, norm.weight, norm.eps, mlp.gate_up_proj.weight, silu=True)
     return mlp.down_proj(gated), residual
+
+
+def _experts(layer: MoELayer, x: Tensor) -> Tensor:
+    """As `MoELayer.forward`."""
+    from minisgl.kernel.triton_moe import route, run_experts
+
+    weights, expert_ids = route(layer.gate(x), layer.top_k, layer.norm_topk_prob)
+    experts = layer.experts
+    return layer.comm.all_reduce(run_experts(x, experts.gate_up_proj, experts.down_proj, weights, expert_ids))
 
 
 def _product(layer: LocalLinear, x: Tensor, bias: Tensor | None) -> Tensor:

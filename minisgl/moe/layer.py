@@ -1,4 +1,4 @@
-"""A mixture-of-experts MLP in plain torch (Shazeer et al., 2017): the reference for any faster one.
+"""A mixture-of-experts MLP in plain torch (Shazeer et al., 2017): the reference of `kernel/triton_moe.py`.
 
 Tensor parallel, not expert parallel: a rank holds its share of every expert's intermediate size, so that ranks
 have the same work however tokens choose, and one all-reduce adds the shares up.
@@ -46,6 +46,8 @@ class Experts(nn.Module):
 
 
 class MoELayer(nn.Module):
+    waits_for_host = True  # for the counts of Experts.forward; kernels in its place need none
+
     def __init__(self, config: ModelConfig, comm: Communicator) -> None:
         super().__init__()
         self.top_k, self.norm_topk_prob = config.top_k, config.norm_topk_prob
@@ -67,3 +69,8 @@ class MoELayer(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x: [tokens, hidden]. Returns the same shape."""
         return self.comm.all_reduce(self.experts(x, *self.route(x)))
+
+
+def waits_for_host(model: nn.Module) -> bool:
+    """Whether a forward has to know on the host what its experts were chosen for: no graph can hold that."""
+    return any(isinstance(module, MoELayer) and module.waits_for_host for module in model.modules())
