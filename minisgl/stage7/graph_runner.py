@@ -19,6 +19,7 @@ from minisgl.core.batch import Batch
 from minisgl.core.protocols import AttentionBackend
 from minisgl.kernel.device import free_memory
 from minisgl.learn import exercise
+from minisgl.moe.layer import waits_for_host
 from minisgl.stage6.engine import RankEngine
 from minisgl.stage7.config import OverlapConfig
 from minisgl.stage7.cuda_graphs import CudaGraphMaker, Replay
@@ -140,7 +141,7 @@ def _record_graphs(engine: GraphEngine) -> None:
         log.info("CUDA graphs need CUDA: on the %s every step is launched kernel by kernel", engine.device.type)
     elif not isinstance(engine.attention, GraphAttention):
         log.info("CUDA graphs: the attention backend cannot be recorded, every step is launched kernel by kernel")
-    elif engine.model_config.num_experts:
+    elif waits_for_host(engine.model):
         log.info(
             "CUDA graphs: experts wait for the host to count their tokens, every step is launched kernel by kernel"
         )
