@@ -206,8 +206,8 @@ check("5.1")
 # %% [markdown]
 # ## Exercise 5.2 · cut to the budget
 #
-# Eight streams, and before step 60 a prompt of 16,000 tokens. Three schedulers, on the simulated H200: the whole prompt
-# in one step; in chunks of 1,024 with *prefill first*, the order of the walk-through; in chunks with *mixed* batches.
+# Eight streams, and after 40 steps a prompt of 16,000 tokens, on the simulated H200. Three schedulers: the whole prompt
+# in one step; in chunks of 1,024 with *prefill first*, as mini-sglang has it; in chunks with *mixed* batches.
 #
 # **Predict:** how long do the streams stand still in each? Does cutting help by itself?
 
@@ -385,6 +385,10 @@ viz.gantt(
     trace_of("admission estimate"),
     title="Expecting short answers: 7 at a time until the first have ended, then as many as fit",
 )
+
+# %% [markdown]
+# Neither retracts: all answers have the length that was expected. It is answers that turn out longer than those before
+# them, as in 5.5, that cost a retraction.
 
 # %% [markdown]
 # ## Your code serves

@@ -20,7 +20,7 @@ from minisgl.core.sampling_params import SamplingParams
 from minisgl.core.trace import Tracer
 from minisgl.stage3.page_table import PageTable
 from minisgl.stage4.cache_manager import CacheManager
-from minisgl.stage5.admission import FullReservation
+from minisgl.stage5.admission import EstimatedOutput, FullReservation
 from minisgl.stage5.config import SchedulerConfig
 from minisgl.stage5.decode import DecodeManager
 from minisgl.stage5.pending import PendingReq
@@ -41,8 +41,8 @@ def pending(prompt: int, max_tokens: int, uid: int = 0) -> PendingReq:
 
 
 def request(uid: int, tokens: int, max_tokens: int = 20) -> Req:
-    """One that decodes: of its tokens all but the last are computed."""
-    req = Req(uid, ids(tokens), SamplingParams(max_tokens=max_tokens), uid)
+    """One that decodes: of its tokens all but the last are computed. The row is no order."""
+    req = Req(uid, ids(tokens), SamplingParams(max_tokens=max_tokens), table_idx=20 - uid)
     req.cached_len = tokens - 1
     return req
 
@@ -119,6 +119,32 @@ def test_what_is_looked_for_is_what_was_given() -> None:
     assert handle.cached_len == 0, f"ids is empty: nothing is looked for, and {handle.cached_len} tokens were found"
 
 
+def expecting(tokens: int, promised: int = 0) -> PrefillAdder:
+    """Answers of late had so many tokens; a request counts for 16 more than it has, at the least."""
+    found = adder(promised)
+    estimate = EstimatedOutput(PAGE)
+    estimate.note_finished(tokens)
+    found.admission = estimate
+    return found
+
+
+def test_one_that_was_retracted_is_promised_for_all_it_has() -> None:
+    back = PendingReq(0, ids(14), 10, SamplingParams(max_tokens=40))
+    assert expecting(1, promised=1)._find_room(back, back.input_ids) is None, (
+        "a prompt of 10 and 4 tokens of an answer, and it is back after a retraction: it has 14 tokens, and 16 more "
+        "are 30, 8 pages. 1 of 8 is promised to others: it must wait"
+    )
+    assert expecting(20)._find_room(back, back.input_ids) is not None, (
+        "a prompt of 10 with an answer of 20 tokens, the mean of late, is 30: 8 pages, and 8 are there. (The 4 that it "
+        "has made are of that answer, and no part of the prompt)"
+    )
+    prompt = pending(14, 40)
+    assert expecting(1, promised=1)._find_room(prompt, ids(0)) is None, (
+        "it has 14 tokens, although none of them is looked for in the cache: 16 more are 30, 8 pages, of which 1 is "
+        "promised to others. It must wait"
+    )
+
+
 # 5.2 the budget
 
 
@@ -152,11 +178,15 @@ def test_who_runs_is_asked_first_and_comes_first() -> None:
     assert batch.num_decode == 3, f"3 of the batch decode, not {batch.num_decode}"
 
 
-@pytest.mark.parametrize(("running", "left"), [(0, 10), (3, 7), (10, 0)])
+@pytest.mark.parametrize(("running", "left"), [(0, 10), (3, 7), (10, 0), (12, -2)])
 def test_prompts_get_what_is_left_of_the_budget(running: int, left: int) -> None:
     asked = Asked(running)
     batch = Mixed().compose(10, asked.prefill, asked.decode)
-    assert asked.budgets == [left], f"{left} of 10 tokens are left of the budget beside {running}, not {asked.budgets}"
+    if left > 0:
+        assert asked.budgets == [left], f"{left} of 10 tokens are left of the budget beside {running}: {asked.budgets}"
+    assert all(budget <= left or budget == 0 for budget in asked.budgets), (
+        f"nothing of 10 tokens is left of the budget beside {running}, and prompts were asked for {asked.budgets}"
+    )
     assert batch.size == running + (left > 0), "everyone who runs is in the batch, and the prompt if there is budget"
 
 
@@ -198,6 +228,22 @@ def test_the_budget_is_used_up() -> None:
     assert found.token_budget == 15, f"5 of 20 tokens are used up (8 were cached): 15 left, not {found.token_budget}"
     cut(found, 30)
     assert found.token_budget == 0, f"a chunk uses up all that is left: 0, not {found.token_budget}"
+
+
+def test_what_was_sampled_before_a_retraction_is_no_prompt() -> None:
+    """A prompt of 10 tokens comes back with 4 of its answer, of 12."""
+    back = PendingReq(7, ids(14), 10, SamplingParams(max_tokens=12))
+    whole = adder(budget=20)._cut(back, 2, 0, adder().cache.match_req(ids(0)))
+    assert (whole.prompt_len, whole.output_len) == (10, 4), (
+        f"10 tokens are the prompt and 4 the answer so far (max_tokens counts from there), and prompt_len is "
+        f"{whole.prompt_len}: hand pending.prompt_len on"
+    )
+    part = adder(budget=10)._cut(back, 2, 0, adder().cache.match_req(ids(0)))
+    assert isinstance(part, ChunkedReq), (
+        "10 of the 14 tokens it has are not all: a chunk, although the prompt ends there. As a Req a token would be "
+        "sampled too soon"
+    )
+    assert part.prompt_len == 10, f"a chunk hands pending.prompt_len on too: 10, not {part.prompt_len}"
 
 
 def test_a_chunk_is_promised_all_that_follows() -> None:
@@ -346,7 +392,44 @@ def test_a_prompt_is_cached_once_after_its_first_token() -> None:
     assert found == 8, f"after the first token the prompt is there for whoever comes next: 8 tokens, not {found}"
     for _ in range(3):
         run.step()
-    assert calls == [False], f"a prompt is cached once, not at every token: cache_req was called {len(calls)} times"
+    assert calls == [False], (
+        f"a prompt is cached once, with finished=False, and not at every token: cache_req was called with {calls}"
+    )
+
+
+def test_an_eos_is_the_last() -> None:
+    prompt = next([seed, 3] for seed in range(1, 50) if 1 < len(plain_loop([seed, 3], 6)[0]) < 6)
+    run = Run()
+    run.add(0, prompt)
+    while run.scheduler.has_work:
+        outputs = run.step()
+    assert [output.finish_reason for output in outputs] == ["stop"], (
+        f"EOS ends an answer: append_host says so when it is given self.eos_ids, and came {outputs}"
+    )
+
+
+def test_an_output_says_what_was_cached() -> None:
+    run = Run()
+    run.add(0, PROMPT, max_tokens=1, ignore_eos=True)
+    run.step()
+    run.add(1, PROMPT, ignore_eos=True)
+    (output,) = run.step()
+    assert output.cached_tokens == 8, (
+        f"8 tokens of the second prompt were found in the cache: its output says so, cached_tokens is 8 and not "
+        f"{output.cached_tokens}"
+    )
+
+
+def test_a_chunk_that_was_aborted_is_released() -> None:
+    run = Run(budget=4)
+    run.add(0, PROMPT)
+    launched = run.launch()
+    run.scheduler.abort(0)
+    assert run.scheduler.commit(*launched) == [], "it was aborted: nothing more is handed on"
+    assert run.all_is_free(), (
+        f"a chunk was aborted while in flight: it has ended, and that is asked before what it is; its row and pages "
+        f"must be given back: {run.scheduler.stats()}"
+    )
 
 
 def test_a_token_past_the_end_is_dropped() -> None:
@@ -463,13 +546,27 @@ def test_one_that_is_alone_stays() -> None:
     assert running(run) == [0], "one that is alone stays: the first to come always gets on"
 
 
-def test_a_half_done_prompt_can_go_too() -> None:
-    run = crowd(1, tokens=8, free=3, budget=8)
+def half_done_beside_one(free: int) -> Run:
+    """Request 0 needs no page, 1 is a prompt of 20 tokens with 2 pages, and needs 3 more."""
+    run = crowd(1, tokens=6, free=6, budget=8)
     run.scheduler.admission.pages = lambda *lengths: 0  # type: ignore[method-assign]  # it is let in all the same
     run.add(1, list(range(20, 40)))
     run.step()
     assert run.scheduler.prefill.half_done is not None
-    leave(run, 0)
+    leave(run, free)
+    return run
+
+
+def test_a_half_done_prompt_stays_while_its_pages_are_there() -> None:
+    run = half_done_beside_one(free=3)
+    run.scheduler._make_room()
+    assert run.scheduler.prefill.half_done is not None, (
+        "a half-done prompt needs 3 more pages, and 3 are there: nobody goes while there is room"
+    )
+
+
+def test_a_half_done_prompt_can_go_too() -> None:
+    run = half_done_beside_one(free=0)
     run.scheduler._make_room()
     assert run.scheduler.prefill.half_done is None, (
         "a half-done prompt has 2 pages and needs 3 more, none is there, and it came last: it goes"
@@ -477,18 +574,22 @@ def test_a_half_done_prompt_can_go_too() -> None:
     assert running(run) == [0], f"0 needs no page, and runs: {running(run)}"
 
 
-def test_pages_that_are_coming_back_are_waited_for() -> None:
-    """A step in flight, as with overlap: the last token of request 1 is on its way."""
+@pytest.mark.parametrize("how", ["it has its last token in flight", "it was aborted in flight"])
+def test_pages_that_are_coming_back_are_waited_for(how: str) -> None:
+    """A step in flight, as with overlap: request 1 leaves with it."""
     run = Run(cache="naive")
+    last = 2 if "last" in how else 12
     for uid in range(3):
-        run.add(uid, list(range(10 * uid + 1, 10 * uid + 8)), max_tokens=2 if uid == 1 else 20, ignore_eos=True)
+        run.add(uid, list(range(10 * uid + 1, 10 * uid + 8)), max_tokens=last if uid == 1 else 12, ignore_eos=True)
     run.step()
     launched = run.launch()
+    if "aborted" in how:
+        run.scheduler.abort(1)
     leave(run, 1)
     run.scheduler._make_room()
     assert run.scheduler.retractions == 0, (
-        "0 and 2 need a page each and 1 is there. But 1 has its last token in flight, and its 2 pages are coming back "
-        "by themselves: nobody is retracted"
+        f"0 and 2 need a page each and 1 is there. But request 1: {how}, and its 2 pages are coming back by themselves "
+        f"with that batch (self.in_flight): nobody is retracted"
     )
     run.scheduler.commit(*launched)
     run.scheduler._make_room()

@@ -57,7 +57,8 @@ class MyMixed(Mixed):
     def compose(self, token_budget: int, prefill: Prefill, decode: Decode) -> Batch:
         reqs = list(decode())
         num_decode = len(reqs)
-        reqs.extend(prefill(token_budget - num_decode))
+        if num_decode < token_budget:
+            reqs.extend(prefill(token_budget - num_decode))
         return Batch(reqs, num_decode)
 
 

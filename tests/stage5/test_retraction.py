@@ -186,7 +186,10 @@ def test_a_half_done_prompt_stays_first_when_a_stream_is_retracted(overlap: bool
     rank.scheduler.add(2, SHARED[:30] + SHARED[:10], SamplingParams(max_tokens=5, ignore_eos=True))
     while rank.scheduler.retractions == 0:
         tokens += [output.token_id for output in rank.tick()[1]]
-    assert list(rank.scheduler.prefill.pending) == [2, 5]
+    waiting = list(rank.scheduler.prefill.pending)
+    assert waiting == [2, 5], (
+        f"5 came last, by its number, and goes; 2 is half-done and stays: [2, 5] wait, not {waiting}"
+    )
     assert rank.scheduler.prefill.half_done is not None
     rest = run(rank)
     assert tokens + rest[5] == endless(SHARED[:8], 50)
