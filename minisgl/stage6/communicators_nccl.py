@@ -77,39 +77,57 @@ def nccl_path() -> str:
     return str(found[0]) if found else "libnccl.so.2"
 
 
-class NcclCommunicator(DistributedCommunicator):
-    """Sums and gathers by NCCL on the current stream."""
+class NcclCalls:
+    """A communicator of NCCL's, and its calls on the current stream. It is never destroyed: NCCL would wait for the
+    CUDA graphs that have its calls, and the process ends soon after."""
 
-    def connect(self) -> None:
-        self._nccl = Nccl(nccl_path())
+    def __init__(self, ranks: DistributedCommunicator) -> None:
+        """ranks: those that take part, all of which must come; they tell each other rank 0's id."""
+        self._nccl, self._device = Nccl(nccl_path()), ranks.device
         unique_id = UniqueId()
-        if self.rank == 0:
+        if ranks.rank == 0:
             self._nccl.get_unique_id(ctypes.byref(unique_id))
         told = torch.tensor(list(unique_id.data), dtype=torch.uint8)
-        self.broadcast_tensor(told)
+        ranks.broadcast_tensor(told)
         ctypes.memmove(unique_id.data, bytes(told.tolist()), ID_BYTES)
         self._comm = ctypes.c_void_p()
-        with torch.cuda.device(self.device):
-            self._nccl.init_rank(ctypes.byref(self._comm), self.size, unique_id, self.rank)
+        with torch.cuda.device(self._device):
+            self._nccl.init_rank(ctypes.byref(self._comm), ranks.size, unique_id, ranks.rank)
 
-    def sum(self, x: Tensor) -> Tensor:
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """Sum over ranks, in place if x has no gaps."""
         x = x.contiguous()
         dtype = _DTYPES[x.dtype]
         self._nccl.all_reduce(x.data_ptr(), x.data_ptr(), x.numel(), dtype, _SUM, self._comm, self._stream())
         return x
 
+    def all_gather(self, x: Tensor, size: int) -> Tensor:
+        """x: [rows, columns] of each of `size` ranks. Returns [size, rows, columns]."""
+        x = x.contiguous()
+        shards = x.new_empty(size, *x.shape)
+        dtype = _DTYPES[x.dtype]
+        self._nccl.all_gather(x.data_ptr(), shards.data_ptr(), x.numel(), dtype, self._comm, self._stream())
+        return shards
+
+    def _stream(self) -> int:
+        return torch.cuda.current_stream(self._device).cuda_stream
+
+
+class NcclCommunicator(DistributedCommunicator):
+    """Sums and gathers by NCCL on the current stream."""
+
+    def connect(self) -> None:
+        self._calls = NcclCalls(self)
+
+    def sum(self, x: Tensor) -> Tensor:
+        return self._calls.all_reduce(x)
+
     def all_gather(self, x: Tensor, sizes: list[int]) -> Tensor:
         if DistributedCommunicator.all_gather.__module__ != communicators.__name__:  # a learner's is to be called
             return super().all_gather(x, sizes)
         widest = max(sizes)
-        shard = F.pad(x, (0, widest - x.shape[1])) if x.shape[1] < widest else x.contiguous()  # [rows, widest]
-        shards = x.new_empty(self.size, len(x), widest)
-        count = shard.numel()
-        dtype = _DTYPES[x.dtype]
-        self._nccl.all_gather(shard.data_ptr(), shards.data_ptr(), count, dtype, self._comm, self._stream())
-        if sizes == [widest] * self.size:
+        padded = F.pad(x, (0, widest - x.shape[1])) if x.shape[1] < widest else x
+        shards = self._calls.all_gather(padded, self.size)  # [ranks, rows, widest]
+        if min(sizes) == widest:
             return shards.transpose(0, 1).reshape(len(x), -1)
         return torch.cat([shard[:, :size] for shard, size in zip(shards, sizes, strict=True)], dim=1)
-
-    def _stream(self) -> int:
-        return torch.cuda.current_stream(self.device).cuda_stream

@@ -28,46 +28,48 @@ _DTYPES = (torch.bfloat16, torch.float32)  # that they add
 _ALIGNMENT = 16  # bytes: they read as many at once
 
 
+class SymmetricBuffer:
+    """Memory of this GPU that the others' kernels read, and the two sums by way of it."""
+
+    def __init__(self, num_bytes: int, device: torch.device) -> None:
+        """All ranks of the world must come."""
+        from torch.distributed import _symmetric_memory
+
+        world = dist.group.WORLD
+        assert world is not None  # whoever has ranks has made it
+        self.group = world.group_name
+        self._bytes = _symmetric_memory.empty(num_bytes, dtype=torch.uint8, device=device)
+        _symmetric_memory.rendezvous(self._bytes, self.group)
+
+    def like(self, x: Tensor) -> Tensor:
+        """The first bytes, in the shape and dtype of x."""
+        return self._bytes[: x.nbytes].view(x.dtype).view(x.shape)
+
+    def takes(self, x: Tensor) -> bool:
+        if x.dtype not in _DTYPES or not x.is_contiguous() or not 0 < x.nbytes <= len(self._bytes):
+            return False
+        return x.nbytes % _ALIGNMENT == 0 and x.storage_offset() * x.itemsize % _ALIGNMENT == 0
+
+    def one_shot(self, x: Tensor) -> Tensor:
+        """In place, and the way into the buffer is part of it: one kernel."""
+        return torch.ops.symm_mem.one_shot_all_reduce_copy_out(self.like(x), x, "sum", self.group, x)
+
+    def two_shot(self, x: Tensor) -> Tensor:
+        """In place: a copy into the buffer, and a kernel that leaves the sums where the terms were."""
+        shared = self.like(x).copy_(x)
+        return torch.ops.symm_mem.two_shot_all_reduce_out(shared, "sum", self.group, x)
+
+
 class SymmetricCommunicator(DistributedCommunicator):
     """Sums of up to TWO_SHOT_MOST bytes through symmetric memory; all else as its base does."""
 
     def connect(self) -> None:
-        from torch.distributed import _symmetric_memory
-
-        world = dist.group.WORLD
-        assert world is not None  # from __init__
-        self._group = world.group_name
-        self._buffer = _symmetric_memory.empty(TWO_SHOT_MOST, dtype=torch.uint8, device=self.device)
-        _symmetric_memory.rendezvous(self._buffer, self._group)
+        self._buffer = SymmetricBuffer(TWO_SHOT_MOST, self.device)
 
     def sum(self, x: Tensor) -> Tensor:
-        if not self._fits(x):
+        if not self._buffer.takes(x):
             return super().sum(x)
-        if x.nbytes <= ONE_SHOT_MOST:
-            return one_shot(self._buffer, x, self._group)
-        return two_shot(self._buffer, x, self._group)
-
-    def _fits(self, x: Tensor) -> bool:
-        if x.dtype not in _DTYPES or not x.is_contiguous() or not 0 < x.nbytes <= TWO_SHOT_MOST:
-            return False
-        return x.nbytes % _ALIGNMENT == 0 and x.storage_offset() * x.itemsize % _ALIGNMENT == 0
-
-
-def one_shot(buffer: Tensor, x: Tensor, group: str) -> Tensor:
-    """In place, the way into the buffer included: one kernel."""
-    shared = _view(buffer, x)
-    return torch.ops.symm_mem.one_shot_all_reduce_copy_out(shared, x, "sum", group, x)
-
-
-def two_shot(buffer: Tensor, x: Tensor, group: str) -> Tensor:
-    """In place: a copy into the buffer, and a kernel that leaves the sums where the terms were."""
-    shared = _view(buffer, x)
-    shared.copy_(x)
-    return torch.ops.symm_mem.two_shot_all_reduce_out(shared, "sum", group, x)
-
-
-def _view(buffer: Tensor, x: Tensor) -> Tensor:
-    return buffer[: x.nbytes].view(x.dtype).view(x.shape)
+        return self._buffer.one_shot(x) if x.nbytes <= ONE_SHOT_MOST else self._buffer.two_shot(x)
 
 
 def why_not(rank: int, size: int) -> str | None:

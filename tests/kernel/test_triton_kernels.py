@@ -16,13 +16,14 @@ from minisgl.core.sampling_params import SamplingParams
 from minisgl.kernel.triton_linear import gemv, norm_gemv
 from minisgl.kernel.triton_norm import add_rms_norm, rms_norm, silu_and_mul
 from minisgl.kernel.triton_rope import norm_rope_store
-from minisgl.kernel.triton_sample import sample_rows
+from minisgl.kernel.triton_sample import best_keys, sample_rows
 from minisgl.layers.activation import SiluAndMul
 from minisgl.layers.norm import RMSNorm, RMSNormFused
 from minisgl.layers.rotary import Rotation
 from minisgl.sampling.args import BatchSamplingArgs
 from minisgl.sampling.noise import gumbel_noise
 from minisgl.sampling.sampler import Sampler
+from minisgl.sampling.vocab_parallel import sort_keys, tokens_of
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 DTYPES = [torch.float32, torch.bfloat16]
@@ -182,6 +183,25 @@ class TestSampling:
                 positions=args.positions[row : row + 1],  # type: ignore[index]
             )
             assert sample_rows(logits[row : row + 1], one).tolist() == [all_rows[row]]
+
+    def test_keys_of_shards_are_those_of_the_reference(self) -> None:
+        """Of columns from `first` on: the token's own noise, and the key that orders as the score."""
+        torch.manual_seed(0)
+        logits, first = random(4, self.vocab, dtype=torch.float32) * 3, 2**17 + 1
+        logits[0] = torch.zeros(self.vocab, device=DEVICE)
+        logits[0, ::2] = -0.0
+        ids = torch.arange(first, first + self.vocab, dtype=torch.int32, device=DEVICE)
+        args = self.args(0.7, [3, 4, 5, 6], [True, False, False, True])
+        warm = logits / 0.7 + gumbel_noise(args.seeds, args.positions, ids)  # type: ignore[arg-type]
+        for given in (args, BatchSamplingArgs()):
+            scores = logits if given.greedy is None else torch.where(given.greedy[:, None], logits, warm)
+            best = scores.max(dim=1)
+            keys = best_keys(logits, given, first)
+            assert tokens_of(keys).tolist() == (best.indices + first).tolist()
+            expected = sort_keys(best.values, best.indices + first)
+            assert ((keys - expected).abs() < 64 << 32).all()  # the GPU's logarithm: a few units of the last place
+            cold = given.greedy if given.greedy is not None else torch.ones(4, dtype=torch.bool, device=DEVICE)
+            assert torch.equal(keys[cold], expected[cold])
 
 
 def test_params_are_what_prepare_makes_of_them() -> None:
