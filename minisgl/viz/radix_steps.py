@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from minisgl.stage4.radix_cache import RadixCache, RadixNode
+    from torch import Tensor
+
+    from minisgl.stage4.radix_cache import RadixCache, RadixHandle, RadixNode
 
 Mark = Literal["", "new", "used"]  # by the last operation
 
@@ -57,11 +60,12 @@ def radix_steps(cache: RadixCache, actions: Sequence[tuple[str, Callable[[RadixC
     snapshots = [snapshot_tree(cache)]
     for name, act in actions:
         before = {node: (node.length, node.timestamp, node.ref_count) for node in cache.nodes()}
-        act(cache)
+        with _found(cache) as found:
+            act(cache)
         after = {node: (node.length, node.timestamp, node.ref_count) for node in cache.nodes()}
         marks: dict[RadixNode, Mark] = {node: "used" for node in after if node in before and _used(before, after, node)}
         marks |= dict.fromkeys(after.keys() - before.keys(), "new")
-        finding = f"{name}: {_finding(before, after)}"
+        finding = f"{name}: {_finding(before, after, found)}"
         snapshots.append(TreeSnapshot(_copy(cache.root, marks), cache.page_size, finding))
     return snapshots
 
@@ -73,17 +77,37 @@ def _used(before: _State, after: _State, node: RadixNode) -> bool:
     return before[node][1] != after[node][1]
 
 
-def _finding(before: _State, after: _State) -> str:
+@contextmanager
+def _found(cache: RadixCache) -> Iterator[dict[str, int]]:
+    """Tokens that the cache finds meanwhile, the most of any call: "hit" by who looks for a prefix, "known already" of
+    one that is inserted."""
+    found = {"hit": 0, "known already": 0}
+    match, insert = cache.match_prefix, cache.insert_prefix
+
+    def match_prefix(input_ids: Tensor) -> RadixHandle:
+        handle = match(input_ids)
+        found["hit"] = max(found["hit"], handle.cached_len)
+        return handle
+
+    def insert_prefix(input_ids: Tensor, slots: Tensor) -> tuple[int, RadixHandle]:
+        known, handle = insert(input_ids, slots)
+        found["known already"] = max(found["known already"], known)
+        return known, handle
+
+    vars(cache).update(match_prefix=match_prefix, insert_prefix=insert_prefix)
+    try:
+        yield found
+    finally:
+        del cache.match_prefix, cache.insert_prefix
+
+
+def _finding(before: _State, after: _State, found: dict[str, int]) -> str:
     old, new = (sum(length for length, _, _ in state.values()) for state in (before, after))
     split = [node for node in after if node in before and after[node][0] < before[node][0]]
     locked = [sum(length for length, _, locks in state.values() if locks) for state in (before, after)]
-    tick = max((time for _, time, _ in after.values()), default=0)
-    newest = max((time for _, time, _ in before.values()), default=0)
-    hit = sum(length for length, time, _ in after.values() if time == tick) if tick > newest else 0
-    added = max(0, new - old)
-    words = [f"{hit - added} tokens hit"] if hit > added else []
+    words = [f"{tokens} tokens {how}" for how, tokens in found.items() if tokens]
     words += [f"{len(split)} node split" if len(split) == 1 else f"{len(split)} nodes split"] if split else []
-    words += [f"{added} tokens inserted"] if added else []
+    words += [f"{new - old} tokens inserted"] if new > old else []
     words += [f"{old - new} tokens evicted"] if new < old else []
     words += [f"{locked[1] - locked[0]} more tokens locked"] if locked[1] > locked[0] else []
     words += [f"{locked[0] - locked[1]} tokens unlocked"] if locked[1] < locked[0] else []

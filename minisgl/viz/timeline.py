@@ -1,8 +1,13 @@
-"""What scheduler and engine do at the same time, and where the engine has nothing to do. From traces."""
+"""What scheduler and engine do at the same time, and where the engine has nothing to do. From traces.
+
+Where a trace has a device's own times (a simulated device has, and what `record-trace` records of a GPU), these are
+drawn instead of the engine's: on a GPU an engine's span is how long the host launches.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
@@ -14,7 +19,7 @@ from minisgl.viz.reading import PHASES, end_of
 from minisgl.viz.style import GREY, HATCH, PALE, PALETTE, WARNING, Size, few_ticks, legend, new_figure, styled, swatch
 
 MOST_STEPS = 16  # in one picture, unless asked for more
-_ENGINE = ("device", "engine")
+_ENGINE = ("device", "engine")  # the better first
 _COLORS = {"schedule": PALETTE[2], "launch": PALETTE[4], "commit": PALETTE[3], "wait": PALE}
 _COLORS |= {"decode": PALETTE[0], "prefill": PALETTE[1], "mixed": PALETTE[5], "forward": GREY}
 
@@ -27,6 +32,7 @@ class _Rank(NamedTuple):
     scheduler: list[Event]
     engine: list[Event]
     phases: list[str]  # of the engine's steps
+    track: str  # of these
 
     @property
     def bubbles(self) -> list[tuple[int, int]]:
@@ -64,7 +70,7 @@ def timeline(
         start = min(rank.start for rank in found)
         for index, rank in enumerate(found):
             seen |= dict.fromkeys(_draw_rank(axes, rank, 2 * index, start, unit.scale * 1e9))
-        labels = [f"{rank.name}{lane}" for rank in found for lane in ("scheduler", "engine")]
+        labels = [f"{rank.name}{lane}" for rank in found for lane in ("scheduler", rank.track)]
         axes.set_yticks(range(len(labels)), labels)
         axes.set_ylim(len(labels) - 0.4, -0.6)
         axes.set_xlim(0, longest / unit.scale)
@@ -75,7 +81,8 @@ def timeline(
     few_ticks(rows[-1].xaxis, whole=False)
     order = [name for name in _COLORS if name in seen]
     entries = [(name, swatch(_COLORS[name], hatch=HATCH if name == "prefill" else None)) for name in order]
-    legend(figure, size, [*entries, ("bubble: the engine has nothing to do", swatch(WARNING, alpha=0.28))])
+    bubble = f"bubble: the {_worker(ranks)} has nothing to do"
+    legend(figure, size, [*entries, (bubble, swatch(WARNING, alpha=0.28))])
     return figure
 
 
@@ -88,17 +95,27 @@ def _ranks(events: Sequence[Event], first: int | None, count: int) -> list[_Rank
     ranks: list[_Rank] = []
     for key in ids:
         own = [event for event in spans if (event.rank, event.role) == key]
-        engine = [event for event in own if event.track in _ENGINE]
+        track = next(name for name in _ENGINE if any(event.track == name for event in own))
+        engine = [event for event in own if event.track == track]
         begin = max(0, len(engine) - count) // 2 if first is None else first - 1
         shown = engine[begin : begin + count]
         if begin < 0 or not shown:
             raise ValueError(f"first must be from 1 to {len(engine)}, not {first}")
         before = end_of(engine[begin - 1]) if begin else min(own[0].ts, shown[0].ts)
-        scheduler = [e for e in own if e.track == "scheduler" and e.ts < end_of(shown[-1]) and end_of(e) > before]
+        scheduler = [e for e in _on_host(own, track) if e.ts < end_of(shown[-1]) and end_of(e) > before]
         plans = {event.args.get("step"): event.args for event in own if event.name == "schedule"}
         phases = [_phase(event, plans, number) for number, event in enumerate(shown, start=begin + 1)]
-        ranks.append(_Rank(f"rank {key[0]} " if len(ids) > 1 else "", before, scheduler, shown, phases))
+        ranks.append(_Rank(f"rank {key[0]} " if len(ids) > 1 else "", before, scheduler, shown, phases, track))
     return ranks
+
+
+def _on_host(own: Sequence[Event], track: str) -> list[Event]:
+    """What the thread that schedules does: with a device's own times also the engine's spans, which are launches."""
+    scheduler = [event for event in own if event.track == "scheduler"]
+    if track == "engine" or any(event.name == "launch" for event in scheduler):
+        return scheduler
+    launches = [replace(event, name="launch") for event in own if event.track == "engine"]
+    return sorted([*scheduler, *launches], key=lambda event: event.ts)
 
 
 def _phase(step: Event, plans: Mapping[Any, Mapping[str, Any]], number: int) -> str:
@@ -136,7 +153,12 @@ def _draw_rank(axes: Axes, rank: _Rank, lane: int, start: int, scale: float) -> 
 def _finding(ranks: Mapping[str, Sequence[_Rank]]) -> str:
     shares = {name: sum(rank.waiting for rank in found) / len(found) for name, found in ranks.items()}
     if len(shares) == 1:
-        number = units.count(len(next(iter(ranks.values()))[0].engine), "step")
-        return f"The engine has nothing to do for {100 * next(iter(shares.values())):.0f} % of the time of {number}"
+        (share,), (found,) = shares.values(), ranks.values()
+        number = units.count(len(found[0].engine), "step")
+        return f"The {_worker(ranks)} has nothing to do for {100 * share:.0f} % of the time of {number}"
     texts = [f"{100 * share:.0f} % ({name})" for name, share in shares.items()]
-    return f"Time in which the engine has nothing to do: {', '.join(texts)}"
+    return f"Time in which the {_worker(ranks)} has nothing to do: {', '.join(texts)}"
+
+
+def _worker(ranks: Mapping[str, Sequence[_Rank]]) -> str:
+    return "device" if all(rank.track == "device" for found in ranks.values() for rank in found) else "engine"

@@ -92,6 +92,28 @@ def test_bubbles_are_two_parts_of_five() -> None:
     assert both.endswith("36 % (off), 36 % (on)")
 
 
+def device_events(*spans: tuple[int, int]) -> list[Event]:
+    """A device's steps, (start, length) in ms, beside the `server_trace` that launched them."""
+    return [
+        Event("decode", "X", (7000 + at) * MS, "device", duration=for_ms * MS, role="scheduler") for at, for_ms in spans
+    ]
+
+
+def test_a_devices_own_times_are_drawn_and_what_was_launching_is_the_hosts() -> None:
+    """The engine's six spans of 3 ms are launches then, and the device's bubble is 1 of 6 ms."""
+    figure = viz.timeline([*server_trace(), *device_events((10, 2), (13, 3))])
+    assert figure.get_suptitle() == "The device has nothing to do for 17 % of the time of 2 steps"
+    (axes,) = figure.axes
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["scheduler", "device"]
+    texts = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert texts == ["schedule", "launch", "decode", "bubble: the device has nothing to do"]
+    on_host = [round(bar.get_width()) for bar in axes.patches if bar.get_y() == -0.4]
+    assert on_host == [2, 3] * 3, "each schedule and each launch up to the last step's end"
+    with_launch = [*server_trace(), Event("launch", "X", 7010 * MS, "scheduler", duration=MS, role="scheduler")]
+    widths = [round(b.get_width()) for b in viz.timeline([*with_launch, *device_events((10, 2))]).axes[0].patches]
+    assert 3 not in widths, "an engine's span within a launch is not drawn again"
+
+
 def test_latencies() -> None:
     first, between = viz.latencies(server_trace(requests=2, steps=3))
     assert first == pytest.approx([0.0075] * 2)
@@ -177,13 +199,22 @@ def test_radix_steps_say_what_happened() -> None:
     findings = [snapshot.finding for snapshot in tree_run()[1:]]
     assert findings == [
         "insert: 20 tokens inserted",
-        "insert: 12 tokens hit, 1 node split, 12 tokens inserted",
+        "insert: 12 tokens known already, 1 node split, 12 tokens inserted",
         "insert: 48 tokens inserted",
         "match: 20 tokens hit",
         "lock: 20 tokens hit, 20 more tokens locked",
         "evict: 12 tokens evicted",
         "match: nothing found, nothing changed",
     ]
+
+
+def test_radix_steps_tell_who_looked_from_who_inserted() -> None:
+    """Both in one action, and afterwards the cache is as it was."""
+    cache, ids = RadixCache(4), torch.arange(12, dtype=torch.int32)
+    cache.insert_prefix(ids[:8], ids[:8])
+    _, snapshot = viz.radix_steps(cache, [("both", lambda c: [c.match_prefix(ids[:4]), c.insert_prefix(ids, ids)])])
+    assert snapshot.finding == "both: 4 tokens hit, 8 tokens known already, 1 node split, 4 tokens inserted"
+    assert {"match_prefix", "insert_prefix"}.isdisjoint(vars(cache))
 
 
 def test_radix_snapshot_is_the_tree() -> None:
