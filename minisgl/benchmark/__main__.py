@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 from minisgl.benchmark import (
     ablation,
+    all_reduce,
     check_model,
     decode_step,
     evidence,
@@ -23,6 +24,7 @@ from minisgl.benchmark import (
     simulate,
     simulation_error,
     stages,
+    tune_moe,
 )
 from minisgl.core.cli import fail
 
@@ -36,6 +38,8 @@ COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None], Run]] 
     "instant": ("the server without a model: requests and tokens a second", instant.add_arguments, instant.main),
     "messaging": ("CPU time of a token between engine and client", messaging.add_arguments, messaging.main),
     "kernels": ("the parts of a step, each beside plain torch", kernels.add_arguments, kernels.main),
+    "all_reduce": ("every way to add up what ranks have", all_reduce.add_arguments, all_reduce.main),
+    "tune-moe": ("how experts are best cut into tiles on this GPU", tune_moe.add_arguments, tune_moe.main),
     "ablation": ("offline, with one optimisation after another off", ablation.add_arguments, ablation.main),
     "record-trace": (
         "what host and GPU do in a few steps, for figures",

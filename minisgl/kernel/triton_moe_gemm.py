@@ -40,7 +40,7 @@ def _launch(
     pdl = launches_early(x.device)
     _grouped[(len(table) * triton.cdiv(outputs, tile.columns),)](
         x, weight, out, order, table, order if factors is None else factors, len(table), outputs, inputs, top_k,
-        factors is None, rows, tile.columns, tile.inputs, tile.group, inputs % tile.inputs == 0, pdl,
+        tile.group, factors is None, rows, tile.columns, tile.inputs, inputs % tile.inputs == 0, pdl,
         num_warps=tile.warps, num_stages=tile.stages, launch_pdl=pdl,
     )  # fmt: skip
 
@@ -63,17 +63,17 @@ def one_token(x: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, expert_
     return out
 
 
-@triton.jit(do_not_specialize=["tiles"])
+@triton.jit(do_not_specialize=["tiles", "group"])
 def _grouped(
-    x, weight, out, order, table, factors, tiles, outputs, inputs, top_k,
-    GATED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, INPUTS: tl.constexpr, GROUP: tl.constexpr,
-    EVEN: tl.constexpr, PDL: tl.constexpr,
+    x, weight, out, order, table, factors, tiles, outputs, inputs, top_k, group,
+    GATED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, INPUTS: tl.constexpr, EVEN: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
-    # GROUP tiles take the same columns one after another, so that tiles of one expert find its weights in the L2 cache.
+    # A group of tiles takes the same columns one after another: those of one expert find its weights in the L2 cache.
     parts = tl.cdiv(outputs, COLUMNS)
-    first_tile = tl.program_id(0) // (GROUP * parts) * GROUP
-    number = tl.program_id(0) % (GROUP * parts)
-    grouped = tl.minimum(tiles - first_tile, GROUP)
+    first_tile = tl.program_id(0) // (group * parts) * group
+    number = tl.program_id(0) % (group * parts)
+    grouped = tl.minimum(tiles - first_tile, group)
     tile, part = first_tile + number % grouped, number // grouped
     if PDL:
         gdc_launch_dependents()
@@ -163,12 +163,12 @@ def _down_gemv(
         gdc_launch_dependents()
         gdc_wait()
     total = tl.zeros((OUTPUTS, INPUTS), tl.float32)
-    for choice in tl.static_range(TOP_K):
-        row = tl.minimum(output, outputs - 1).to(tl.int64) + tl.load(expert_ids + choice).to(tl.int64) * outputs
-        factor = tl.load(factors + choice)
-        for first in range(0, inputs, INPUTS):
-            inside = first + column < inputs
-            values = tl.load(x + choice * inputs + first + column, mask=inside, other=0).to(tl.float32) * factor
+    for first in range(0, inputs, INPUTS):
+        inside = first + column < inputs
+        for choice in tl.static_range(TOP_K):  # unrolled: the reads of all experts are under way at once
+            row = tl.minimum(output, outputs - 1).to(tl.int64) + tl.load(expert_ids + choice).to(tl.int64) * outputs
+            values = tl.load(x + choice * inputs + first + column, mask=inside, other=0).to(tl.float32)
             place = weight + row[:, None] * inputs + first + column[None, :]
-            total += tl.load(place, mask=inside[None, :], other=0).to(tl.float32) * values[None, :]
+            products = tl.load(place, mask=inside[None, :], other=0).to(tl.float32) * values[None, :]
+            total += products * tl.load(factors + choice)
     tl.store(out + output, tl.sum(total, axis=1), mask=output < outputs)
