@@ -100,11 +100,10 @@ def test_q_k_and_v_lie_one_after_another() -> None:
         "rank 1 of 2 has the second half of each (4 q and 2 KV heads of 2 elements); in its parameter q begins at 0, "
         f"k one after another at 4, v at 6: {places(found)}"
     )
-    assert {name.split(".")[-2]: piece.total for name, piece in found.items()} == {
-        "q_proj": 8,
-        "k_proj": 4,
-        "v_proj": 4,
-    }, "total is the checkpoint's size along dim, all ranks' parts together"
+    totals = [piece.total for piece in found.values()]
+    assert totals == [8, 4, 4], (
+        f"total is the checkpoint's size along dim, of all ranks together: [8, 4, 4], not {totals}"
+    )
 
 
 def test_gate_and_up_are_cut_each() -> None:
@@ -127,12 +126,13 @@ def test_a_row_parallel_weight_is_cut_along_its_inputs() -> None:
     )
 
 
-def test_an_expert_is_cut_by_its_own_size() -> None:
-    found = parts(0, LAYER + "mlp.experts.1.", "gate_up_proj", expert=1)
+@pytest.mark.parametrize("expert", [0, 1])
+def test_an_expert_is_cut_by_its_own_size(expert: int) -> None:
+    found = parts(0, LAYER + f"mlp.experts.{expert}.", "gate_up_proj", expert=expert)
     assert places(found) == {"gate_proj": ([0, 1], 0), "up_proj": ([0, 1], 2)}, (
-        f"an expert's intermediate size is 3 here, and the MLP's 5: cut has an argument for that; {places(found)}"
+        f"expert {expert}'s intermediate size is 3 here, and the MLP's 5: cut has an argument for that; {places(found)}"
     )
-    assert [piece.expert for piece in found.values()] == [1, 1], "a piece says which expert's it is"
+    assert [piece.expert for piece in found.values()] == [expert] * 2, "a piece says which expert's it is"
 
 
 class OnDisk:
@@ -373,10 +373,11 @@ def test_nothing_there_is_no_reason_to_stop() -> None:
 
 def test_who_has_nothing_to_do_waits_first() -> None:
     box, log = inbox([], [A])
-    assert box.receive(True) == [A], "the message that ends the wait is taken"
+    orders = box.receive(True)
     assert log == ["idle", "wait", "broadcast 1", "take 1"], (
         f"nothing there and nothing to do: say idle, wait at the own mailbox, and only then broadcast: {log}"
     )
+    assert orders == [A], f"the message that ends the wait is taken, and {orders} came"
 
 
 def test_who_has_mail_is_not_idle() -> None:
