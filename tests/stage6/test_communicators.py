@@ -1,0 +1,87 @@
+"""Communicators of processes on a CPU; which one a name means; memory that is apart; NCCL's functions by name."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+
+import pytest
+import torch
+from rank_processes import check_ranks
+from tiny_model import make_tiny_model
+
+from minisgl.core.config import make_config
+from minisgl.models.config import ModelConfig
+from minisgl.stage6 import communicators_by_name
+from minisgl.stage6.communicators import DistributedCommunicator, check_balance
+from minisgl.stage6.communicators_by_name import communicator_class
+from minisgl.stage6.communicators_nccl import Nccl, NcclCommunicator, UniqueId, nccl_path
+from minisgl.stage6.communicators_symm import SymmetricCommunicator
+from minisgl.stage6.config import ParallelConfig
+from minisgl.stage6.engine import check_parallel
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(("what", "steps"), [("sums", 110), ("tokens", 100)])
+def test_processes_add_and_choose_as_one_would(what: str, steps: int) -> None:
+    check_ranks(what, "auto", "cpu", 2, steps, 100)
+
+
+def test_two_extremes_take_one_collective(monkeypatch: pytest.MonkeyPatch) -> None:
+    others, calls = torch.tensor([-3, -9]), []
+
+    def all_reduce(x: torch.Tensor, op: object, group: object) -> None:
+        calls.append(op)
+        x.copy_(torch.minimum(x, others))
+
+    monkeypatch.setattr("torch.distributed.all_reduce", all_reduce)
+    comm = object.__new__(DistributedCommunicator)
+    comm._control = object()
+    assert comm.extremes(5) == (-3, 9)
+    assert comm.minimum(-7) == -7
+    assert calls == [torch.distributed.ReduceOp.MIN] * 2
+
+
+def test_unequal_gpus_are_refused() -> None:
+    check_balance(GPU, 10 << 30, 12 << 30)
+    check_balance(CPU, 1 << 30, 12 << 30)  # the same memory, seen at two moments
+    with pytest.raises(ValueError, match=r"from 10\.0 to 12\.5 GiB free, more than 2 GiB apart.*CUDA_VISIBLE_DEVICES"):
+        check_balance(GPU, 10 << 30, 25 << 29)
+
+
+@pytest.mark.parametrize("name", ["nccl", "pynccl", "symm"])
+def test_ways_of_gpus_are_refused_on_a_cpu(tmp_path: Path, name: str) -> None:
+    model = ModelConfig.from_folder(make_tiny_model(tmp_path))
+    config = make_config(ParallelConfig, {"tp": 2, "device": "cpu", "comm": name})
+    with pytest.raises(ValueError, match=f"--comm {name} is for ranks on GPUs.*use auto"):
+        check_parallel(config, model)
+
+
+@pytest.mark.parametrize("missing", [None, "no NVLink"])
+def test_what_a_name_means(monkeypatch: pytest.MonkeyPatch, missing: str | None) -> None:
+    monkeypatch.setattr(communicators_by_name, "why_not", lambda rank, size: missing)
+    assert communicator_class("auto", 0, 2, CPU) is DistributedCommunicator
+    assert communicator_class("nccl", 0, 2, GPU) is DistributedCommunicator
+    assert communicator_class("pynccl", 0, 2, GPU) is NcclCommunicator
+    if missing is None:
+        assert communicator_class("auto", 0, 2, GPU) is communicator_class("symm", 0, 2, GPU) is SymmetricCommunicator
+        return
+    assert communicator_class("auto", 0, 2, GPU) is DistributedCommunicator
+    with pytest.raises(ValueError, match="--comm symm cannot be used here: no NVLink: use --comm auto"):
+        communicator_class("symm", 0, 2, GPU)
+
+
+def test_functions_of_nccl_are_there() -> None:
+    try:
+        nccl = Nccl(nccl_path())
+    except OSError:
+        pytest.skip("no NCCL: torch's wheels for CPUs come without")
+    version = ctypes.c_int()
+    nccl.get_version(ctypes.byref(version))
+    assert version.value > 20000
+    unique_id = UniqueId()
+    nccl.get_unique_id(ctypes.byref(unique_id))
+    assert any(unique_id.data)
