@@ -15,12 +15,16 @@ pytest.importorskip("triton")
 if not torch.cuda.is_available() and "TRITON_INTERPRET" not in os.environ:
     pytest.skip("needs a GPU, or TRITON_INTERPRET=1 (and NumPy below 2.4)", allow_module_level=True)
 
+from minisgl.attention.recompute import RecomputeAttention
+from minisgl.core.context import Context
 from minisgl.core.protocols import NoCommunicator
 from minisgl.kernel import triton_moe_tiles as tiles_table
 from minisgl.kernel.triton_moe import group, route, run_experts
 from minisgl.kernel.triton_moe_tiles import Product, Tiles, choose_tiles, default_tiles, measured
+from minisgl.models import fuse
 from minisgl.models.config import ModelConfig
-from minisgl.models.fuse import _experts
+from minisgl.models.registry import create_model
+from minisgl.models.weights import allocate
 from minisgl.moe.layer import Experts, MoELayer, waits_for_host
 
 ON_GPU = torch.cuda.is_available()
@@ -192,17 +196,29 @@ def test_ranks_compute_the_whole(tokens: int) -> None:
         gate, up = whole.experts.gate_up_proj.chunk(2, dim=1)
         layer.experts.gate_up_proj.copy_(torch.cat((gate[:, start:stop], up[:, start:stop]), dim=1))
         layer.experts.down_proj.copy_(whole.experts.down_proj[:, :, start:stop])
-        total += _experts(layer, x)
+        total += fuse._experts(layer, x)
         start = stop
     assert start == SIZE
     torch.testing.assert_close(total, whole(x), atol=2e-5, rtol=1e-4)
 
 
-def test_only_the_loop_waits_for_the_host() -> None:
-    layer = make_layer(config(4, 1), torch.float32)
-    assert waits_for_host(torch.nn.Sequential(layer))
-    layer.waits_for_host = False
-    assert not waits_for_host(torch.nn.Sequential(layer))
+@pytest.mark.parametrize("tokens", [1, 6])
+def test_a_fused_model_is_the_model(tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And waits for the host no more."""
+    monkeypatch.setattr(fuse, "triton_runs", lambda device: True)
+    model = create_model(config(8, 2), NoCommunicator(), 16, torch.float32, DEVICE)
+    allocate(model, torch.float32, DEVICE)
+    for parameter in model.parameters():
+        parameter.normal_(std=0.3)
+    ids = torch.arange(tokens, dtype=torch.int32, device=DEVICE)
+    context = Context(ids, ids.long(), None, RecomputeAttention())
+    expected, waited = model(context), waits_for_host(model)
+    assert fuse.fuse(model, context.attention, DEVICE)
+    assert (waited, waits_for_host(model)) == (True, False)
+    assert distance(model(context), expected) < 1e-5
+
+
+def test_a_model_without_experts_does_not_wait() -> None:
     assert not waits_for_host(torch.nn.Linear(1, 1))
 
 
@@ -263,12 +279,12 @@ class TestOnAGpu:
     def test_a_graph_repeats_it_with_other_choices(self, layer: MoELayer, tokens: int) -> None:
         """Nothing that the host knew at the recording may depend on what was chosen."""
         x = torch.randn(tokens, 2048, device=DEVICE, dtype=torch.bfloat16)
-        _experts(layer, x)
+        fuse._experts(layer, x)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            out = _experts(layer, x)
+            out = fuse._experts(layer, x)
         same = torch.randn(1, 2048, device=DEVICE, dtype=torch.bfloat16).expand(tokens, -1)
         for given in (torch.randn_like(x), same, torch.randn_like(x)):
             x.copy_(given)
             graph.replay()
-            assert torch.equal(out, _experts(layer, given.contiguous()))
+            assert torch.equal(out, fuse._experts(layer, given.contiguous()))
