@@ -5,7 +5,8 @@ python -m minisgl.benchmark record-trace layers --model llama-3.1-8b --tp 2
 
 steps: with and without overlap, with and without CUDA graphs; a device lane from CUDA events.
 launches: one decode step, each launch and each kernel, from torch's profiler; with and without CUDA graphs.
-layers: one decode and one prefill step on one rank and on --tp; what is computed between the ranks' meetings.
+layers: one decode and one prefill step on one rank and on --tp; what is computed between the ranks' meetings. By NCCL,
+    and by symmetric memory.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from minisgl.benchmark.decode_step import int_list
 from minisgl.benchmark.device_trace import DeviceSteps
 from minisgl.benchmark.records import commit, machine, versions
 from minisgl.benchmark.target import Target, add_engine_arguments, opened, release_memory, target
-from minisgl.benchmark.trace_cut import cut_kernels, cut_steps, fullest_prefill, last_steps, layer_spans, write
+from minisgl.benchmark.trace_cut import HOST, cut_kernels, cut_steps, fullest_prefill, last_steps, layer_spans, write
 from minisgl.benchmark.workload import random_prompts
 from minisgl.core.sampling_params import SamplingParams
 from minisgl.core.trace import Event, read_events
@@ -93,19 +94,19 @@ def launches(subject: Target, args: argparse.Namespace) -> Recorded:
 
 
 def layers(subject: Target, args: argparse.Namespace) -> Recorded:
+    """With CUDA graphs, so that no kernel waits to be launched."""
     if subject.config.tp < 2:
         raise ValueError(f"layers needs ranks that meet, and --tp is {subject.config.tp}: give --tp 2")
-    num_layers = subject.model_config.num_layers
-    for tp in (subject.config.tp, 1):
-        for graphs in ("eager", "graphs"):
-            events = _profiled(subject.but(**graph_options(args, graphs), tp=tp), args)
-            found = {f"decode-{batch}": last_steps(events, batch, 1)[0] for batch in args.batch}
-            found["prefill"] = fullest_prefill(events)
-            for name, step in found.items():
-                shown = cut_kernels(events, step)
-                host = [event for event in shown if event.track in ("scheduler", "engine")]
-                said = f"a step ({name}) of each rank under torch.profiler, without overlap"
-                yield f"stage6-layers-{name}-tp{tp}-{graphs}", [*host, *layer_spans(shown, num_layers)], said
+    num_layers, batch = subject.model_config.num_layers, max(args.batch)
+    for tp, comm in ((subject.config.tp, "nccl"), (1, "auto"), (subject.config.tp, "symm")):
+        events = _profiled(subject.but(**graph_options(args, "graphs"), tp=tp, comm=comm), args)
+        found = {f"decode-{batch}": last_steps(events, batch, 1)[0], "prefill": fullest_prefill(events)}
+        for name, step in found.items():
+            shown = cut_kernels(events, step)
+            host = [event for event in shown if event.track in HOST]
+            how = "one rank" if tp == 1 else f"each of {tp} ranks, --comm {comm},"
+            name = f"stage6-layers-{name}-tp{tp}" + (f"-{comm}" if tp > 1 else "")
+            yield name, [*host, *layer_spans(shown, num_layers)], f"a step of {how} in CUDA graphs, by torch.profiler"
 
 
 KINDS: dict[str, Callable[[Target, argparse.Namespace], Recorded]] = {

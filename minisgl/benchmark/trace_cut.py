@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import groupby
@@ -64,7 +65,8 @@ def layer_spans(events: Sequence[Event], num_layers: int) -> list[Event]:
         for meets, group in groupby(sorted(kernels, key=lambda event: event.ts), key=_meets):
             for run in [[kernel] for kernel in group] if meets else [list(group)]:
                 name = "compute" if not meets else "all-reduce" if meetings <= 2 * num_layers else "all-gather"
-                spans.append(_span(name, run, _place(meetings, num_layers)))
+                place = _place(meetings, num_layers) | ({"kernel": run[0].name} if meets else {})
+                spans.append(_span(name, run, place))
                 meetings += meets
         if 0 < meetings < 1 + 2 * num_layers:
             raise ValueError(f"rank {rank} met the others {meetings} times in {num_layers} layers")
@@ -79,7 +81,8 @@ def _plans(events: Iterable[Event], phase: str) -> list[dict[str, Any]]:
 
 
 def _meets(kernel: Event) -> bool:
-    return "nccl" in kernel.name.lower()
+    """NCCL's kernels, and those of torch's symmetric memory."""
+    return re.search("nccl|all_?reduce|all_?gather", kernel.name.lower()) is not None
 
 
 def _span(name: str, kernels: Sequence[Event], place: dict[str, Any]) -> Event:

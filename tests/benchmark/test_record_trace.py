@@ -169,13 +169,13 @@ def rank_step(rank: int, num_layers: int, names: tuple[str, ...] = ("a", "b"), s
         for name in names:
             kernels.append((name, at, 3))
             at += 4
-        kernels.append(("AllReduce_nccl" if meeting <= 2 * num_layers else "AllGather_nccl", at, 4))
+        kernels.append(("ncclDevKernel_AllReduce_Sum" if meeting % 2 else "one_shot_all_reduce_kernel", at, 4))
         at += 5
     kernels.append(("sample", at, 2))
     plan = {"step": step, "phase": "decode", "requests": 3, "tokens": 3}
     events = [event("schedule", "scheduler", 0, 40, **plan), event("forward", "engine", 45, at - 50, step=step)]
     for number, (name, start, duration) in enumerate(kernels):
-        stream = 11 if "nccl" in name else 7
+        stream = 11 if "educe" in name else 7
         events.append(event("cudaLaunchKernel", "launches", start - 50, 1, launch=number))
         events.append(event(name, f"stream {stream}", start, duration, launch=number))
     return events
@@ -193,12 +193,14 @@ def test_layers_are_what_lies_between_the_meetings() -> None:
             expected += [("attention", layer)] * 2 + [("mlp", layer)] * 2
         assert places == [*expected, *[("head", None)] * 3]
         assert [(s.ts // US, s.duration // US) for s in own[2:4]] == [(113, 7), (121, 4)]  # type: ignore[operator]
+        assert own[3].args["kernel"] == "ncclDevKernel_AllReduce_Sum"
+        assert own[5].args["kernel"] == "one_shot_all_reduce_kernel"
         assert own[2].args == {"part": "attention", "layer": 0, "kernels": 2, "busy_ns": 6 * US}
         assert {span.track for span in own} == {"device"}
 
 
 def test_a_rank_alone_computes_in_one_piece() -> None:
-    kernels = [e for e in rank_step(0, 2) if "nccl" not in e.name]
+    kernels = [e for e in rank_step(0, 2) if "educe" not in e.name]
     (span,) = layer_spans(kernels, 2)
     assert (span.name, span.args["part"], span.args["kernels"]) == ("compute", "all", 13)
 
@@ -278,11 +280,11 @@ def test_the_ranks_it_is_recorded_of(
 def test_layers_of_two_ranks_and_of_one(
     tmp_path: Path, weightless: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """All but the ranks themselves: of each run a decode step and the fullest prefill, with and without graphs."""
+    """All but the ranks themselves: of each run a decode step and the fullest prefill."""
     asked = []
 
     def profiled(subject: Any, args: Any) -> list[Event]:
-        asked.append((subject.config.tp, subject.config.cuda_graph_max_bs))
+        asked.append((subject.config.tp, subject.config.comm, subject.config.cuda_graph_max_bs))
         names = ("a", "b")
         prompts = [e for rank in range(subject.config.tp) for e in rank_step(rank, 2, names, step=4)]
         for event in prompts:
@@ -291,15 +293,12 @@ def test_layers_of_two_ranks_and_of_one(
         return [*prompts, *steps]
 
     monkeypatch.setattr("minisgl.benchmark.record_trace._profiled", profiled)
-    runs = record(tmp_path, weightless, "layers", "--tp", "2", "--batch", "3")
-    assert asked == [(2, 0), (2, 3), (1, 0), (1, 3)]
+    runs = record(tmp_path, weightless, "layers", "--tp", "2", "--batch", "1,3")
+    assert asked == [(2, "nccl", 3), (1, "auto", 3), (2, "symm", 3)]
     assert sorted(runs) == sorted(
-        f"stage6-layers-{name}-tp{tp}-{graphs}"
-        for name in ("decode-3", "prefill")
-        for tp in (1, 2)
-        for graphs in ("eager", "graphs")
+        f"stage6-layers-{name}-{ranks}" for name in ("decode-3", "prefill") for ranks in ("tp1", "tp2-nccl", "tp2-symm")
     )
-    decode = runs["stage6-layers-decode-3-tp2-eager"]
+    decode = runs["stage6-layers-decode-3-tp2-nccl"]
     assert {event.args["step"] for event in decode if event.name in ("schedule", "forward")} == {6}
     assert sum(event.name == "all-reduce" for event in decode) == 2 * 5
     assert {event.track for event in decode} == {"scheduler", "engine", "device"}
