@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from minisgl.stage6.communicators import DistributedCommunicator
-from minisgl.stage6.communicators_nccl import NcclCommunicator
+from minisgl.stage6.communicators_nccl import NcclCommunicator, WindowCommunicator, why_no_windows
 from minisgl.stage6.communicators_symm import SymmetricCommunicator, why_not
 
 log = logging.getLogger("minisgl")
@@ -39,4 +39,9 @@ def communicator_class(name: str, rank: int, size: int, device: torch.device) ->
         if name == "symm":
             raise ValueError(f"--comm symm cannot be used here: {missing}: use --comm auto")
         log.info("sums go through NCCL alone, not through symmetric memory: %s", missing)
+    if name == "pynccl-window":
+        missing = why_no_windows()
+        if missing is not None:
+            raise ValueError(f"--comm pynccl-window cannot be used here: {missing}: use --comm auto")
+        return WindowCommunicator
     return NcclCommunicator if name == "pynccl" else DistributedCommunicator

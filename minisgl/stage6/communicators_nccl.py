@@ -3,6 +3,10 @@
 torch runs NCCL on a stream of its own, with events before and after; here a call is one kernel on the stream of the
 layers, which a CUDA graph records like any other. The library is the one torch has loaded, by ctypes. mini-sglang's
 and vLLM's PyNCCL are the same idea.
+
+A window is a buffer that all ranks have registered with each other (NCCL 2.27). For what is in one NCCL has kernels
+that read the peers' memory at once, in place of its rings; mini-sglang sums in one (the walk-through's 4.7.5). NCCL
+also binds windows to NVLink multicast objects, unless NCCL_NVLS_ENABLE=0 says not to. So windows are never automatic.
 """
 
 from __future__ import annotations
@@ -31,6 +35,9 @@ _DTYPES = {  # ncclDataType_t
     torch.bfloat16: 9,
 }
 _SUM = 0  # ncclRedOp_t
+WINDOWS_SINCE = 22700  # NCCL 2.27.0
+_COLL_SYMMETRIC = 1  # a window's flag: every rank has it, at the same offset of its own
+WINDOW_BYTES = 16 << 20  # 2048 rows of 4096 in bfloat16: what is larger is limited by the links, whatever the kernel
 
 
 class UniqueId(ctypes.Structure):
@@ -56,6 +63,13 @@ class Nccl:
         self.init_rank = self._function("ncclCommInitRank", ctypes.POINTER(pointer), number, UniqueId, number)
         self.all_reduce = self._function("ncclAllReduce", pointer, pointer, size, number, number, pointer, pointer)
         self.all_gather = self._function("ncclAllGather", pointer, pointer, size, number, pointer, pointer)
+        version = number()
+        self.get_version(ctypes.byref(version))
+        self.version = version.value
+        if self.version >= WINDOWS_SINCE:
+            self.mem_alloc = self._function("ncclMemAlloc", ctypes.POINTER(pointer), size)
+            out = ctypes.POINTER(pointer)
+            self.window_register = self._function("ncclCommWindowRegister", pointer, pointer, size, out, number)
 
     def _function(self, name: str, *types: type) -> Callable[..., None]:
         function = getattr(self._library, name)
@@ -109,8 +123,24 @@ class NcclCalls:
         self._nccl.all_gather(x.data_ptr(), shards.data_ptr(), x.numel(), dtype, self._comm, self._stream())
         return shards
 
+    def window(self, num_bytes: int) -> Tensor:
+        """uint8 [num_bytes], never freed. All ranks must call it."""
+        memory, window = ctypes.c_void_p(), ctypes.c_void_p()
+        with torch.cuda.device(self._device):
+            self._nccl.mem_alloc(ctypes.byref(memory), num_bytes)
+            self._nccl.window_register(self._comm, memory, num_bytes, ctypes.byref(window), _COLL_SYMMETRIC)
+        return torch.as_tensor(_Memory(memory.value or 0, num_bytes), device=self._device)
+
     def _stream(self) -> int:
         return torch.cuda.current_stream(self._device).cuda_stream
+
+
+class _Memory:
+    """What torch makes a tensor of, without a copy."""
+
+    def __init__(self, address: int, num_bytes: int) -> None:
+        shape, data = (num_bytes,), (address, False)
+        self.__cuda_array_interface__ = {"shape": shape, "typestr": "|u1", "data": data, "version": 2}
 
 
 class NcclCommunicator(DistributedCommunicator):
@@ -131,3 +161,24 @@ class NcclCommunicator(DistributedCommunicator):
         if min(sizes) == widest:
             return shards.transpose(0, 1).reshape(len(x), -1)
         return torch.cat([shard[:, :size] for shard, size in zip(shards, sizes, strict=True)], dim=1)
+
+
+class WindowCommunicator(NcclCommunicator):
+    """Sums of up to WINDOW_BYTES in a window, by way of copies; all else as its base does."""
+
+    def connect(self) -> None:
+        super().connect()
+        self._window = self._calls.window(WINDOW_BYTES)
+
+    def sum(self, x: Tensor) -> Tensor:
+        if x.nbytes > WINDOW_BYTES:
+            return super().sum(x)
+        inside = self._window[: x.nbytes].view(x.dtype).view(x.shape)
+        inside.copy_(x)
+        return x.copy_(self._calls.all_reduce(inside))
+
+
+def why_no_windows() -> str | None:
+    """None: this NCCL has them."""
+    version = Nccl(nccl_path()).version
+    return None if version >= WINDOWS_SINCE else f"windows came with NCCL 2.27, and this one's version is {version}"

@@ -8,7 +8,7 @@ from typing import ClassVar
 from minisgl.core.config import option
 from minisgl.stage5.config import SchedulerConfig
 
-COMMUNICATORS = ("auto", "nccl", "pynccl", "symm")
+COMMUNICATORS = ("auto", "nccl", "pynccl", "pynccl-window", "symm")
 
 
 @dataclass(frozen=True)
@@ -18,8 +18,9 @@ class ParallelConfig(SchedulerConfig):
     tp: int = option(1, "ranks (processes) the model is cut over: tensor parallelism", metavar="N")
     comm: str = option(
         "auto",
-        "how ranks on GPUs add up their shares: nccl, pynccl (NCCL without torch's streams), or symm, which takes what "
-        "is small through symmetric memory; auto is symm where the GPUs can, else nccl",
+        "how ranks on GPUs add up their shares: nccl, pynccl (NCCL without torch's streams; -window: through buffers "
+        "registered with it, which makes NVLink multicast objects unless NCCL_NVLS_ENABLE=0), or symm, which takes "
+        "what is small through symmetric memory; auto is symm where the GPUs can, else nccl",
         COMMUNICATORS,
     )
 

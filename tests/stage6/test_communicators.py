@@ -15,9 +15,9 @@ from minisgl.models.config import ModelConfig
 from minisgl.stage6 import communicators_by_name
 from minisgl.stage6.communicators import DistributedCommunicator, check_balance
 from minisgl.stage6.communicators_by_name import communicator_class
-from minisgl.stage6.communicators_nccl import Nccl, NcclCommunicator, UniqueId, nccl_path
+from minisgl.stage6.communicators_nccl import Nccl, NcclCommunicator, UniqueId, WindowCommunicator, nccl_path
 from minisgl.stage6.communicators_symm import SymmetricCommunicator
-from minisgl.stage6.config import ParallelConfig
+from minisgl.stage6.config import COMMUNICATORS, ParallelConfig
 from minisgl.stage6.engine import check_parallel
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
@@ -52,7 +52,7 @@ def test_unequal_gpus_are_refused() -> None:
         check_balance(GPU, 10 << 30, 25 << 29)
 
 
-@pytest.mark.parametrize("name", ["nccl", "pynccl", "symm"])
+@pytest.mark.parametrize("name", [name for name in COMMUNICATORS if name != "auto"])
 def test_ways_of_gpus_are_refused_on_a_cpu(tmp_path: Path, name: str) -> None:
     model = ModelConfig.from_folder(make_tiny_model(tmp_path))
     config = make_config(ParallelConfig, {"tp": 2, "device": "cpu", "comm": name})
@@ -66,12 +66,15 @@ def test_what_a_name_means(monkeypatch: pytest.MonkeyPatch, missing: str | None)
     assert communicator_class("auto", 0, 2, CPU) is DistributedCommunicator
     assert communicator_class("nccl", 0, 2, GPU) is DistributedCommunicator
     assert communicator_class("pynccl", 0, 2, GPU) is NcclCommunicator
+    monkeypatch.setattr(communicators_by_name, "why_no_windows", lambda: missing)
     if missing is None:
+        assert communicator_class("pynccl-window", 0, 2, GPU) is WindowCommunicator
         assert communicator_class("auto", 0, 2, GPU) is communicator_class("symm", 0, 2, GPU) is SymmetricCommunicator
         return
     assert communicator_class("auto", 0, 2, GPU) is DistributedCommunicator
-    with pytest.raises(ValueError, match="--comm symm cannot be used here: no NVLink: use --comm auto"):
-        communicator_class("symm", 0, 2, GPU)
+    for name in ("symm", "pynccl-window"):
+        with pytest.raises(ValueError, match=f"--comm {name} cannot be used here: no NVLink: use --comm auto"):
+            communicator_class(name, 0, 2, GPU)
 
 
 def test_functions_of_nccl_are_there() -> None:
@@ -79,9 +82,7 @@ def test_functions_of_nccl_are_there() -> None:
         nccl = Nccl(nccl_path())
     except OSError:
         pytest.skip("no NCCL: torch's wheels for CPUs come without")
-    version = ctypes.c_int()
-    nccl.get_version(ctypes.byref(version))
-    assert version.value > 20000
+    assert nccl.version > 20000
     unique_id = UniqueId()
     nccl.get_unique_id(ctypes.byref(unique_id))
     assert any(unique_id.data)
