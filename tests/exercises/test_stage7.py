@@ -93,9 +93,11 @@ class Watched:
             )
         return self.turns.pop(0) if self.turns else None if blocking else []
 
+    def turns_of(self) -> Iterator[list[TokenOutput]]:
+        yield from LLM.overlap_loop(self.scheduler, self, self)
+
     def run(self) -> list[TokenOutput]:
-        loop: Iterator[list[TokenOutput]] = LLM.overlap_loop(self.scheduler, self, self)
-        return [output for outputs in loop for output in outputs]
+        return [output for outputs in self.turns_of() for output in outputs]
 
 
 def ask(uid: int, prompt: list[int], max_tokens: int, ignore_eos: bool = True) -> AddRequests:
@@ -144,6 +146,29 @@ def test_what_is_aborted_is_handed_on() -> None:
     )
 
 
+def test_every_turn_yields() -> None:
+    watched = Watched([[ask(0, PROMPT, 2)]])
+    yielded = sum(1 for _ in watched.turns_of())
+    turns = len([entry for entry in watched.log if entry in ("receive", "wait")]) - 1  # the last one ends it
+    assert yielded == turns, (
+        f"{turns} turns, and {yielded} of them yielded: a turn without outputs yields an empty list too, since whoever "
+        f"drives the loop gives its orders between two turns, or would wait for ever"
+    )
+
+
+def test_a_loop_that_is_stuck_says_so() -> None:
+    watched = Watched([[ask(0, PROMPT, 2)]])
+    watched.scheduler.schedule = lambda: None  # type: ignore[method-assign]
+    why = "nothing was launched, nothing was in flight and a request waits: no later turn will do better"
+    try:
+        watched.run()
+    except RuntimeError:
+        return
+    except AssertionError as error:
+        raise AssertionError(f"{why}. A RuntimeError was expected, and the loop went on") from error
+    raise AssertionError(f"{why}. A RuntimeError was expected, and the loop ended")
+
+
 # 7.2 where a sampled token goes
 
 
@@ -163,6 +188,13 @@ def test_a_token_goes_behind_the_last_of_its_row() -> None:
     assert found == [(2, 6), (0, 9)], (
         f"tokens 0 to 5 of row 2 are there or computed now, so the new one goes behind the last, to position 6; "
         f"in row 0 to 9. Not {found}"
+    )
+    ahead = request(row=1, tokens=4)
+    ahead.complete_one()
+    found = write_tuple(ahead)
+    assert found == [(1, 5)], (
+        f"token 4 is in flight, so the host knows 4 tokens and the row has 5 (device_len): the new one goes behind the "
+        f"last, to position 5. Not {found}"
     )
 
 
@@ -261,6 +293,34 @@ def test_all_comes_back_when_nothing_is_in_flight() -> None:
     )
     assert run.freed == [0], f"its row is freed once: {run.freed}"
     assert not run.scheduler.has_work, "it was aborted, so it no longer runs, and nothing is to do"
+
+
+def test_an_abort_says_what_was_cached() -> None:
+    run = Run()
+    run.add(0, max_tokens=1)
+    run.scheduler.commit(*run.launch())
+    run.add(1)
+    run.scheduler.commit(*run.launch())
+    outputs = run.scheduler.abort(1)
+    found = [output.cached_tokens for output in outputs]
+    assert found == [8], f"8 tokens of its prompt were found in the cache (req.cached_tokens), and {found} is said"
+
+
+def test_the_trace_hears_of_every_end() -> None:
+    run, ended = Run(budget=4), list[tuple[str, int]]()
+    run.scheduler.tracer.end = lambda name, uid, **facts: ended.append((name, uid))  # type: ignore[method-assign]
+    run.add(0, PROMPT[:3])
+    run.scheduler.commit(*run.launch())
+    run.add(1)
+    run.add(2)
+    run.scheduler.commit(*run.launch())
+    ended.clear()  # of what was queued
+    for uid in (0, 1, 2):
+        run.scheduler.abort(uid)
+    assert ended == [("decode", 0), ("prefill", 1), ("queued", 2)], (
+        f"the trace gets the end of what each was at: 0 decoded, 1 was a chunk (prefill), 2 still waited (its state): "
+        f"and heard of {ended}"
+    )
 
 
 def test_two_steps_in_flight_are_both_waited_for() -> None:
