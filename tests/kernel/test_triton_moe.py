@@ -133,6 +133,14 @@ def test_groups(tokens: int, experts: int, top_k: int, rows: int) -> None:
     check_groups(choose(tokens, experts, top_k)[1], experts, rows)
 
 
+def test_the_chapters_groups() -> None:
+    """Those of chapters/stage6_tensor_parallel/experts.md."""
+    ids = torch.tensor([[0, 2], [2, 1], [0, 2]], dtype=torch.int32, device=DEVICE)
+    order, table = group(ids, 4, 4)
+    assert order.tolist() == [0, 4, 3, 1, 2, 5]
+    assert table.tolist() == [[0, 0, 2], [1, 2, 1], [2, 3, 3], [2, 7, 0], [3, 6, 0]]
+
+
 @pytest.mark.parametrize("expert", [0, 3, 7])
 @pytest.mark.parametrize("tokens", [5, 64, 2500])  # the last are more than are read at once
 def test_groups_when_all_choose_the_same(tokens: int, expert: int) -> None:
