@@ -1,4 +1,4 @@
-"""Times the parts of a step one by one: each of `kernel_cases.CASES`, its fast forms beside plain torch.
+"""Times the parts of a step one by one: each of `kernel_cases` and `row_cases`, its fast forms beside plain torch.
 
 python -m minisgl.benchmark kernels --model qwen3-0.6b --batch 1,64,256 --context 1024 [--only rms_norm] [--save]
 
@@ -16,14 +16,16 @@ from collections.abc import Callable
 
 import torch
 
+from minisgl.benchmark import kernel_cases, row_cases
 from minisgl.benchmark.decode_step import int_list
 from minisgl.benchmark.floor import read_bandwidth
-from minisgl.benchmark.kernel_cases import CASES, Shape
+from minisgl.benchmark.kernel_cases import Shape
 from minisgl.benchmark.records import add_output_arguments, save, table
 from minisgl.benchmark.target import add_engine_arguments, target
 from minisgl.core.threads import set_threads
 
 HEADER = ["kernel", "batch", "form", "µs", "GB/s", "of memory", "× torch"]
+CASES = {**kernel_cases.CASES, **row_cases.CASES}
 CALLS = 20  # in one graph
 CPU_SECONDS = 0.1  # for each form
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from minisgl.core.protocols import CacheHandle
+from minisgl.kernel.prefix import common_length
 from minisgl.learn import exercise
 
 PageKey = tuple[int, ...]
@@ -68,6 +69,7 @@ class RadixCache:
         self.evictable_size = 0
         self.protected_size = 0
         self._tick = 0
+        common_length(empty, empty)  # what it compiles is compiled before a request waits for it
 
     def match_prefix(self, input_ids: Tensor) -> RadixHandle:
         """The longest cached prefix of input_ids (int32, on the host), in whole pages. Does not lock it."""
@@ -219,13 +221,6 @@ def path_to_root(node: RadixNode) -> Iterator[RadixNode]:
     while node.parent is not None:
         yield node
         node = node.parent
-
-
-def common_length(a: Tensor, b: Tensor) -> int:
-    """How many leading elements agree. NumPy, since Python would take a microsecond for every token."""
-    length = min(len(a), len(b))
-    differs = a[:length].numpy() != b[:length].numpy()
-    return int(differs.argmax()) if differs.any() else length
 
 
 def _check(condition: bool, message: str) -> None:
