@@ -81,25 +81,31 @@ def _is_plain(layer: DecoderLayer) -> bool:
     from minisgl.kernel.triton_linear import MOST_NORMED
 
     attention, mlp = layer.self_attn, layer.mlp
-    if type(attention) is not RopeAttention or type(mlp) is not GatedMLP or type(mlp.gate) is not SiluAndMul:
+    if type(attention) is not RopeAttention or attention.qkv_proj.bias is not None:
         return False
-    biases = attention.qkv_proj.bias, mlp.gate_up_proj.bias
-    return biases == (None, None) and attention.qkv_proj.weight.shape[1] <= MOST_NORMED
+    if attention.qkv_proj.weight.shape[1] > MOST_NORMED:
+        return False
+    if isinstance(mlp, MoELayer):
+        return True
+    return type(mlp) is GatedMLP and type(mlp.gate) is SiluAndMul and mlp.gate_up_proj.bias is None
 
 
 def _layer(layer: DecoderLayer, x: Tensor, residual: Tensor | None, ctx: Context) -> tuple[Tensor, Tensor]:
-    """As `DecoderLayer.forward`; one row takes both norms, the gate and the products around them in two kernels."""
+    """As `DecoderLayer.forward`; one row takes both norms, the gate and the products around them in two kernels. The norm
+    before experts stays alone: the router is not all that reads it."""
     from minisgl.kernel.triton_linear import norm_gemv
 
     if len(x) != 1 or residual is None:
         return DecoderLayer.forward(layer, x, residual, ctx)
     attention, mlp = layer.self_attn, layer.mlp
     assert isinstance(attention, RopeAttention)  # _is_plain
-    assert isinstance(mlp, GatedMLP)
     norm = layer.input_layernorm
     heads, residual = norm_gemv(x, residual, norm.weight, norm.eps, attention.qkv_proj.weight)
     x = attention.o_proj(attention.attend(heads.view(1, -1, attention.head_dim), ctx).flatten(1))
     norm = layer.post_attention_layernorm
+    if not isinstance(mlp, GatedMLP):
+        x, residual = norm(x, residual)
+        return mlp(x), residual
     gated, residual = norm_gemv(x, residual, norm.weight, norm.eps, mlp.gate_up_proj.weight, silu=True)
     return mlp.down_proj(gated), residual
 

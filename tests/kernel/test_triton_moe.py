@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 from pathlib import Path
@@ -214,7 +215,8 @@ def test_ranks_compute_the_whole(tokens: int) -> None:
 def test_a_fused_model_is_the_model(tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """And waits for the host no more."""
     monkeypatch.setattr(fuse, "triton_runs", lambda device: True)
-    model = create_model(config(8, 2), NoCommunicator(), 16, torch.float32, DEVICE)
+    layers = dataclasses.replace(config(8, 2), num_layers=2)
+    model = create_model(layers, NoCommunicator(), 16, torch.float32, DEVICE)
     allocate(model, torch.float32, DEVICE)
     for parameter in model.parameters():
         parameter.normal_(std=0.3)
