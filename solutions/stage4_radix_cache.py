@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from minisgl.core.protocols import CacheHandle
-from minisgl.stage4.radix_cache import RadixCache, RadixHandle, RadixNode, common_length
+from minisgl.kernel.prefix import common_length
+from minisgl.stage4.radix_cache import RadixCache, RadixHandle, RadixNode
 
 
 class MyRadixCache(RadixCache):
