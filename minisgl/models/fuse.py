@@ -91,7 +91,7 @@ def _is_plain(layer: DecoderLayer) -> bool:
 
 
 def _layer(layer: DecoderLayer, x: Tensor, residual: Tensor | None, ctx: Context) -> tuple[Tensor, Tensor]:
-    """As `DecoderLayer.forward`; one row takes both norms, the gate and the products around them in two kernels. The norm
+    """As `DecoderLayer.forward`; one row takes both norms, the gate and the products around them in two kernels. A norm
     before experts stays alone: the router is not all that reads it."""
     from minisgl.kernel.triton_linear import norm_gemv
 
