@@ -11,6 +11,7 @@ except ImportError as error:
 from minisgl.viz.cost import cost_triangles, roofline, time_per_token
 from minisgl.viz.distributions import distribution, latencies, latency
 from minisgl.viz.goodput import goodput
+from minisgl.viz.launches import LaunchedStep, launched_step, launches
 from minisgl.viz.layer_on_ranks import layer_on_ranks
 from minisgl.viz.memory import budget_parts, cache_bytes, memory_budget, memory_waste
 from minisgl.viz.page_figures import page_grid, page_map, page_usage
@@ -20,6 +21,7 @@ from minisgl.viz.processes import journey
 from minisgl.viz.radix_figure import radix_tree
 from minisgl.viz.radix_steps import TreeSnapshot, radix_steps, snapshot_tree
 from minisgl.viz.reading import request_spans, step_seconds, step_tokens, steps
+from minisgl.viz.recorded_layers import recorded_layers, step_parts
 from minisgl.viz.requests import batch_composition, gantt
 from minisgl.viz.sampling import logits_to_token
 from minisgl.viz.shards import shards
@@ -30,6 +32,7 @@ from minisgl.viz.time_parts import launch_tax, time_parts
 from minisgl.viz.timeline import timeline
 
 __all__ = [
+    "LaunchedStep",
     "PageSnapshot",
     "TreeSnapshot",
     "batch_composition",
@@ -43,6 +46,8 @@ __all__ = [
     "latencies",
     "latency",
     "launch_tax",
+    "launched_step",
+    "launches",
     "layer_on_ranks",
     "logits_to_token",
     "memory_budget",
@@ -54,6 +59,7 @@ __all__ = [
     "page_usage",
     "radix_steps",
     "radix_tree",
+    "recorded_layers",
     "request_color",
     "request_spans",
     "roofline",
@@ -62,6 +68,7 @@ __all__ = [
     "snapshot_pages",
     "snapshot_scheduler",
     "snapshot_tree",
+    "step_parts",
     "step_seconds",
     "step_tokens",
     "steps",

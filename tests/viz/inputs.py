@@ -60,6 +60,44 @@ def server_trace(requests: int = 3, steps: int = 6, ranks: int = 1) -> list[Even
     return sorted(events, key=lambda event: event.ts)
 
 
+def launched(kernels: int, graph: bool) -> list[Event]:
+    """A step's kernels of 2 µs each: launched one by one, 6 µs apart, or by one call after the first."""
+    us, events = MS // 1000, []
+    launches = 2 if graph else kernels
+    for number in range(launches):
+        at = 7000 * MS + 6 * us * number
+        events.append(Event("cudaLaunchKernel", "X", at, "launches", args={"launch": number}, duration=4 * us))
+    for number in range(kernels):
+        at = 7000 * MS + (20 + 2 * number if graph else 5 + 6 * number) * us
+        args = {"launch": min(number, launches - 1)}
+        events.append(Event("norm", "X", at, "stream 7", args=args, duration=2 * us))
+    return events
+
+
+def layers_of_ranks(num_layers: int = 4, ranks: int = 2) -> list[Event]:
+    """Each part of a layer computes for 8 µs, of which 6 in kernels, and then meets; rank 1 for 10. They meet for 5 µs
+    when both are there."""
+    us, events = MS // 1000, []
+    parts: list[dict[str, Any]] = [{"part": "embedding"}]
+    parts += [{"part": part, "layer": layer} for layer in range(num_layers) for part in ("attention", "mlp")]
+    for rank in range(ranks):
+        at = 7000 * MS
+
+        def add(name: str, length: int, place: dict[str, Any], busy: int, rank: int = rank) -> None:
+            nonlocal at
+            args = {**place, "busy_ns": busy * us}
+            events.append(Event(name, "X", at, "device", args=args, duration=length * us, role="rank", rank=rank))
+            at += length * us
+
+        for place in parts:
+            own = 8 + 2 * rank
+            add("compute", own, place, 6)
+            if ranks > 1:
+                add("all-reduce", 5 + (6 + 2 * ranks) - own, place, 5)
+        add("compute", 4, {"part": "head"}, 4)
+    return events
+
+
 def alone_trace(recompute: bool) -> list[Event]:
     """Stage 1 or 2: one request of 64 + 64 tokens."""
     events = []
@@ -175,6 +213,13 @@ FIGURES: dict[str, Draw] = {
     "layer on many ranks": lambda size: viz.layer_on_ranks(WIDE, 8, size=size),
     "launch tax": lambda size: viz.launch_tax(
         {"eager": (0.0021, 0.0078), "one CUDA graph": (0.0021, 0.0022)}, size=size
+    ),
+    "launches": lambda size: viz.launches(
+        {"kernel by kernel": launched(90, False), "one CUDA graph": launched(90, True)}, size=size
+    ),
+    "recorded layers": lambda size: viz.recorded_layers(layers_of_ranks(), size=size),
+    "recorded layers of many ranks": lambda size: viz.recorded_layers(
+        layers_of_ranks(ranks=8), first=0, count=4, size=size
     ),
     "time parts": lambda size: viz.time_parts(
         {"tp 1": {"compute": 2e-3, "communication": 0}, "tp 2": {"compute": 1e-3, "communication": 4e-4}}, size=size

@@ -14,6 +14,8 @@ from inputs import (
     POINTS,
     WIDE,
     alone_trace,
+    launched,
+    layers_of_ranks,
     logits,
     page_run,
     pool_with_rows,
@@ -283,6 +285,48 @@ def test_a_layer_waits_for_its_fullest_rank() -> None:
     assert viz.gantt(server_trace(), title="mine").get_suptitle() == "mine"
 
 
+def test_what_the_device_waits_for() -> None:
+    """Ten kernels of 2 µs. One by one, 6 µs apart, 20 of 61 µs; by a graph they follow one another from 20 µs on."""
+    eager, graph = (viz.launched_step(launched(10, graph)) for graph in (False, True))
+    assert (eager.busy, eager.lasts) == (pytest.approx(20e-6), pytest.approx(61e-6))
+    assert (graph.busy, graph.lasts) == (pytest.approx(20e-6), pytest.approx(40e-6))
+    assert len(graph.runs()) == 1
+    figure = viz.launches({"eager": launched(10, False), "graph": launched(10, True)})
+    title = figure.get_suptitle().replace("\n", " ")
+    assert title == "The device waits for launches: 20 µs of work take 61 µs (eager), 20 µs of work take 40 µs (graph)"
+    assert [axes.get_title(loc="left") for axes in figure.axes] == [
+        "eager: 10 launches, 10 kernels",
+        "graph: 2 launches, 10 kernels",
+    ]
+
+
+def test_kernels_of_two_streams_are_not_counted_twice() -> None:
+    other = [
+        Event("copy", "X", 7_000_006_000 + 1000 * n, "stream 9", args={"launch": 0}, duration=2000) for n in (0, 1)
+    ]
+    step = viz.launched_step([*launched(10, False), *other])
+    assert step.runs()[0] == (7_000_005_000, 7_000_009_000)
+    assert step.busy == pytest.approx(22e-6)
+
+
+def test_where_the_time_of_a_rank_goes() -> None:
+    """Nine meetings: the last to come takes 5 µs for each, rank 0 comes 2 µs before rank 1."""
+    parts = viz.step_parts(layers_of_ranks())
+    assert [round(1e6 * seconds) for seconds in parts.values()] == [9 * 6 + 4, 9 * 5, 9, 9 * 3]
+    alone = viz.step_parts(layers_of_ranks(ranks=1))
+    assert [round(1e6 * seconds) for seconds in alone.values()] == [58, 0, 0, 18]
+    title = viz.recorded_layers(layers_of_ranks()).get_suptitle().replace("\n", " ")
+    assert title.startswith("A layer on 2 ranks: 12 µs of work, 10 µs of communication, 2 µs of waiting")
+
+
+def test_the_layers_asked_for_are_drawn() -> None:
+    (axes,) = viz.recorded_layers(layers_of_ranks(), first=1, count=2).axes
+    assert axes.get_xlabel() == "time (µs), layers 1 to 2"
+    assert axes.get_xlim()[1] == pytest.approx(1.01 * 60), "two layers of two parts of 15 µs"
+    widths = sorted(round(bar.get_width()) for bar in axes.patches)
+    assert widths == [0] * 4 + [2] * 4 + [5] * 8 + [8] * 4 + [10] * 4
+
+
 def test_a_stall_is_a_flat_line() -> None:
     figure = viz.token_times({"off": [5.0, 5.1, 5.9], "on": [5.0, 5.2, 5.4]})
     assert figure.get_suptitle() == "The longest wait for a token: 800 ms (off), 200 ms (on)"
@@ -302,6 +346,8 @@ def test_what_cannot_be_drawn_is_said() -> None:
         (viz.page_usage, 'no counter "pages"'),
         (viz.page_snapshots, "row_pages"),
         (viz.journey, "no messages"),
+        (viz.recorded_layers, "record-trace layers"),
+        (viz.launched_step, "record-trace launches"),
     ):
         with pytest.raises(ValueError, match=message):
             draw(empty)
@@ -311,6 +357,8 @@ def test_what_cannot_be_drawn_is_said() -> None:
         viz.journey(server_trace(), 9)
     with pytest.raises(ValueError, match="at most 40 can be drawn"):
         viz.page_table(pool_with_rows(99)[0], pool_with_rows(99)[2], 99)
+    with pytest.raises(ValueError, match="layers 3 to 4 are not among the 4"):
+        viz.recorded_layers(layers_of_ranks(), first=3)
     with pytest.raises(ValueError, match="not possible"):
         viz.launch_tax({"eager": (2.0, 1.0)})
 
