@@ -30,7 +30,7 @@ from minisgl.moe.layer import Experts, MoELayer, waits_for_host
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if ON_GPU else "cpu")
-TOLERANCE = {torch.float32: 1e-6, torch.float16: 2e-3, torch.bfloat16: 6e-3}  # of the whole tensor
+TOLERANCE = {torch.float32: 3e-6, torch.float16: 2e-3, torch.bfloat16: 6e-3}  # of the whole tensor
 DTYPES = list(TOLERANCE) if ON_GPU else [torch.float32, torch.float16]  # the interpreter's tl.dot has no bfloat16
 TUNED = (0.5, 16), (4, 32), (100, 128)  # rows an expert at most, rows of a tile
 HIDDEN, SIZE = 96, 40  # neither divides by what a program takes at once
