@@ -89,3 +89,12 @@ def test_no_step_waits_for_the_device(chooses: Path) -> None:
                 made.commit(forward_input, made.forward(forward_input))
         finally:
             torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_two_ranks_answer_as_one(chooses: Path) -> None:
+    found = []
+    for tp in (1, 2):
+        with LLM(str(chooses), **{**OPTIONS, "dtype": "float32", "tp": tp}) as llm:
+            found.append(tokens(llm))
+    assert found[0] == found[1]
