@@ -78,16 +78,16 @@ def _grouped(
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
-    count = tl.load(table + 3 * tile + 2)
+    expert, first, count = tl.load(table + 3 * tile), tl.load(table + 3 * tile + 1), tl.load(table + 3 * tile + 2)
     if count > 0:
-        expert, row = tl.load(table + 3 * tile).to(tl.int64), tl.arange(0, ROWS)
+        row = tl.arange(0, ROWS)
         there = row < count
-        place = (tl.load(table + 3 * tile + 1) + tl.where(there, row, 0)).to(tl.int64)
-        pair = tl.load(order + place).to(tl.int64)
-        source = pair // top_k if GATED else place
+        place = (first + tl.where(there, row, 0)).to(tl.int64)
+        pair = tl.load(order + place)
+        source = (pair // top_k).to(tl.int64) if GATED else place
         column, k = part * COLUMNS + tl.arange(0, COLUMNS), tl.arange(0, INPUTS)
         # Past the end of rows and columns the last ones are computed again, and not stored.
-        weight_row = tl.minimum(column, outputs - 1).to(tl.int64) + expert * (outputs * (2 if GATED else 1))
+        weight_row = tl.minimum(column, outputs - 1) + expert.to(tl.int64) * (outputs * (2 if GATED else 1))
         x_place = x + source[:, None] * inputs + k[None, :]
         weight_place = weight + weight_row[None, :] * inputs + k[:, None]
         total, up = _products(
@@ -98,7 +98,7 @@ def _grouped(
             target = place
         else:
             total *= tl.load(factors + pair)[:, None]
-            target = pair
+            target = pair.to(tl.int64)
         tl.store(
             out + target[:, None] * outputs + column[None, :], total,
             mask=there[:, None] & (column < outputs)[None, :],
