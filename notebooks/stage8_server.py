@@ -352,7 +352,7 @@ check("8")
 # ## Where it still loses
 #
 # - One stream gets slower, not faster: its tokens pass three processes.
-# - One process does all of HTTP: near 28,000 tokens/s one core of Python is full.
+# - One process does all of HTTP. With no model behind it two cores end near 65,000 tokens/s, the client among them.
 # - When a process dies, the server ends. Whoever runs it has to start it again.
 #
 # The [chapter](../chapters/stage8_server/README.md) has the numbers, the other engines' names, and questions;

@@ -115,6 +115,9 @@ class ByteTokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         self.decoded += len(ids)
+        assert max(ids, default=0) < self.vocab_size, (
+            f"ids from vocab_size, {self.vocab_size}, on have no text and never enter the window: {list(ids)[-4:]}"
+        )
         data = b"".join(self.words[i].encode() if i in self.words else bytes([i]) for i in ids if i < 256 or i > 256)
         return data.decode(errors="replace").removeprefix(" ")
 
@@ -146,9 +149,9 @@ def test_a_space_between_words_stays() -> None:
 
 
 def test_a_token_without_text_gives_none() -> None:
-    text, _, pieces = text_of(257, 256, 999, 258)
-    assert [*pieces, text.finish()] == ["a", "", "", " cat", ""], (
-        f"end-of-sequence (256) and an id over the vocabulary (999) have no text, and do no harm: {pieces}"
+    text, _, pieces = text_of(257, 256, 999, 261, 258)
+    assert [*pieces, text.finish()] == ["a", "", "", "", " cat", ""], (
+        f"end-of-sequence (256) and ids over the vocabulary (261, 999) have no text, and do no harm: {pieces}"
     )
 
 
@@ -329,6 +332,26 @@ def test_who_waits_is_woken() -> None:
     assert found == [(0, "a"), (0, "b")], f"{found}"
 
 
+def test_a_first_reply_ends_the_silence() -> None:
+    """HTTP sends its status when each request has a reply: until then it can still say 400."""
+
+    async def scene() -> None:
+        frontend, _ = make_frontend()
+        asked = ask(frontend, 2)
+        waiting = asyncio.create_task(asked.begun([0, 1]))
+        await asyncio.sleep(0.01)
+        frontend._take(Replies([reply(1, "A"), reply(0, "a")]))
+        await asyncio.wait_for(waiting, 3)
+        assert len(await anext(asked)) == 2, "begun takes no reply: both are there to be read"
+
+    try:
+        asyncio.run(scene())
+    except asyncio.TimeoutError:
+        raise AssertionError(
+            "both requests have a reply, and are still in self._silent: the stream never begins"
+        ) from None
+
+
 def test_the_last_reply_closes_the_request() -> None:
     frontend, sent = make_frontend()
     asked = ask(frontend, 2)
@@ -368,6 +391,7 @@ def test_how_a_request_fails(more: dict[str, Any], error: type[Exception]) -> No
     frontend._take(Replies([reply(0, **more), reply(1, "fine", "stop")]))
     raised = failure(bad)
     assert type(raised) is error, f"{more}: {error.__name__} is to be raised by reading it, and {raised!r} was"
+    assert more.get("error", "") in str(raised), f"whoever reads it is told why: {more['error']!r}, not {raised!r}"
     assert getattr(raised, "param", None) == more.get("param"), "a refusal names the field at fault"
     assert read(good, "the other one has ended") == [(0, "fine")], "one request fails, and the others go on"
     assert frontend.num_open == 0, "a failure is a request's end too"
