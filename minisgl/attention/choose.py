@@ -3,7 +3,9 @@
 torch            plain torch: the reference, and what a CPU runs
 triton           our own kernels: any CUDA GPU, any dtype
 fi               FlashInfer's kernels: bfloat16 and float16 on Ampere and later
-PREFILL,DECODE   triton and fi mixed
+fa               FlashAttention's packages, whichever is installed: the same dtypes
+trtllm           TensorRT-LLM's kernels, which FlashInfer carries: Hopper and later
+PREFILL,DECODE   two of the last four
 auto             fi,triton, else triton, else torch
 """
 
@@ -22,7 +24,8 @@ from minisgl.core.protocols import AttentionBackend
 log = logging.getLogger("minisgl")
 
 _CPU = torch.device("cpu")
-_PARTS = ("fi", "triton")
+_PARTS = ("triton", "fi", "fa", "trtllm")
+_XQA_PAGES = (16, 32, 64, 128)
 _CUDA_CORE_GROUPS = (1, 2, 3, 4, 8)  # FlashInfer's CUDA-core decode is compiled for these
 
 
@@ -58,7 +61,7 @@ def _best(s: Shape) -> AttentionBackend:
     # query heads a KV head: ours 1.02 and 1.04, FlashInfer's xqa 1.12 with pages of 64 and 1.23 with 16, its planned
     # kernels 1.22 and 1.06.
     reasons: list[str] = []
-    for prefill in _PARTS:
+    for prefill in ("fi", "triton"):
         reason = _missing(prefill, s.dtype, s.device) or _missing("triton", s.dtype, s.device)
         if reason is None:
             try:
@@ -72,31 +75,91 @@ def _best(s: Shape) -> AttentionBackend:
 
 def _missing(part: str, dtype: torch.dtype, device: torch.device) -> str | None:
     """Why kernels of this kind cannot run here, None when they can."""
-    package = {"fi": "flashinfer", "triton": "triton"}[part]
+    package = {"fi": "flashinfer", "trtllm": "flashinfer", "triton": "triton"}.get(part)
     if device.type != "cuda":
         return f"{part} needs a CUDA GPU"
-    if importlib.util.find_spec(package) is None:
+    if package is not None and importlib.util.find_spec(package) is None:
         return f"{part} needs the package {package}, which is not installed (pip install 'minisgl[cuda]')"
     if torch.cuda.get_device_capability(device) < (8, 0):
         return f"{part} needs a GPU of compute capability 8.0 or more"
-    if part == "fi" and dtype == torch.float32:
-        return "fi has no float32 kernels"
+    if part != "triton" and dtype == torch.float32:
+        return f"{part} has no float32 kernels"
+    if part == "trtllm" and torch.cuda.get_device_capability(device) < (9, 0):
+        return "trtllm needs a GPU of compute capability 9.0 or more"
     return None
 
 
 def _hybrid(prefill: str, decode: str, s: Shape, why: str = "") -> HybridAttention:
-    from minisgl.attention.triton_attention import TritonDecode, TritonPrefill
-
-    kinds = {}
-    first: PrefillPart = TritonPrefill(s.page_size)
-    second: DecodePart = TritonDecode(s.page_size)
-    if prefill == "fi":
-        first, kinds["prefill"] = _flashinfer_prefill(s)
-    if decode == "fi":
-        second, kinds["decode"] = _flashinfer_decode(s)
-    described = [f"{name} by {kinds.get(name, 'our Triton kernel')}" for name in ("prefill", "decode")]
-    log.info("attention: %s, %s, %d query heads a KV head, pages of %d%s", *described, s.group, s.page_size, why)
+    first, first_kind = _prefill_part(prefill, s)
+    second, second_kind = _decode_part(decode, s)
+    kinds = f"prefill by {first_kind}, decode by {second_kind}"
+    log.info("attention: %s, %d query heads a KV head, pages of %d%s", kinds, s.group, s.page_size, why)
     return HybridAttention(first, second)
+
+
+def _prefill_part(name: str, s: Shape) -> tuple[PrefillPart, str]:
+    """And what it is, in words."""
+    if name == "fa":
+        from minisgl.attention.fa import FlashPrefill, flash_attention
+
+        kernel = flash_attention(s)
+        return FlashPrefill(kernel), kernel.release.name
+    if name == "trtllm" and _generation(s) == 10:
+        from minisgl.attention.trtllm import FmhaPrefill
+
+        return FmhaPrefill(s), "TensorRT-LLM fmha"
+    if name == "trtllm":
+        log.info("attention: TensorRT-LLM has no kernel for prompts on this GPU; FlashInfer's takes them")
+    if name == "triton":
+        from minisgl.attention.triton_attention import TritonPrefill
+
+        return TritonPrefill(s.page_size), "our Triton kernel"
+    return _flashinfer_prefill(s)
+
+
+def _decode_part(name: str, s: Shape) -> tuple[DecodePart, str]:
+    if name == "fa":
+        from minisgl.attention.fa import FlashDecode, flash_attention
+
+        kernel = flash_attention(s)
+        return FlashDecode(kernel), kernel.release.name
+    if name == "trtllm":
+        return _trtllm_decode(s)
+    if name == "triton":
+        from minisgl.attention.triton_attention import TritonDecode
+
+        return TritonDecode(s.page_size), "our Triton kernel"
+    return _flashinfer_decode(s)
+
+
+def _generation(s: Shape) -> int:
+    return torch.cuda.get_device_capability(s.device)[0]
+
+
+def _trtllm_decode(s: Shape) -> tuple[DecodePart, str]:
+    """What `fi` takes where it can, without its other kernels behind it. Raises ValueError where it cannot."""
+    if _generation(s) == 10:
+        from minisgl.attention.trtllm import FmhaDecode
+
+        return FmhaDecode(s), "TensorRT-LLM fmha"
+    if s.page_size not in _XQA_PAGES:
+        raise ValueError(f"--attn trtllm: --page-size must be one of {_XQA_PAGES}, not {s.page_size}")
+    try:
+        return _xqa(s), "TensorRT-LLM xqa"
+    except Exception as error:
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ValueError(
+            f"--attn trtllm: its kernel xqa does not load here ({first:.200}); --attn fi has others"
+        ) from error
+
+
+def _xqa(s: Shape) -> DecodePart:
+    from flashinfer.xqa import get_xqa_module
+
+    from minisgl.attention.fi import XqaDecode
+
+    get_xqa_module(s.dtype, s.dtype, s.page_size, s.head_dim, s.group, False, s.dtype, 1)
+    return XqaDecode(s)
 
 
 def _flashinfer_prefill(s: Shape) -> tuple[PrefillPart, str]:
@@ -105,7 +168,7 @@ def _flashinfer_prefill(s: Shape) -> tuple[PrefillPart, str]:
 
     from minisgl.attention.fi import FlashInferPrefill
 
-    kernels = ["fa3", "fa2"] if torch.cuda.get_device_capability(s.device)[0] == 9 else ["fa2"]
+    kernels = ["fa3", "fa2"] if _generation(s) == 9 else ["fa2"]
     for kernel in kernels:
         try:
             dtypes = (s.dtype, s.dtype, s.dtype, torch.int32)
@@ -122,14 +185,11 @@ def _flashinfer_prefill(s: Shape) -> tuple[PrefillPart, str]:
 def _flashinfer_decode(s: Shape) -> tuple[DecodePart, str]:
     """In the order of an H200's times for 256 rows of 1024 tokens: xqa 259 to 262 µs a layer, tensor cores 275, CUDA
     cores 271 for 2 query heads a KV head and 360 for 4."""
-    from flashinfer.xqa import get_xqa_module
+    from minisgl.attention.fi import FlashInferDecode
 
-    from minisgl.attention.fi import FlashInferDecode, XqaDecode
-
-    if torch.cuda.get_device_capability(s.device)[0] in (9, 10, 12) and s.page_size in (16, 32, 64, 128):
+    if _generation(s) in (9, 10, 12) and s.page_size in _XQA_PAGES:
         try:
-            get_xqa_module(s.dtype, s.dtype, s.page_size, s.head_dim, s.group, False, s.dtype, 1)
-            return XqaDecode(s), "FlashInfer xqa"
+            return _xqa(s), "FlashInfer xqa"
         except Exception as error:
             log.info("attention: FlashInfer's xqa does not load here (%s)", str(error).splitlines()[0][:120])
     tensor_cores = s.group >= 4 or s.group not in _CUDA_CORE_GROUPS

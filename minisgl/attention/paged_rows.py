@@ -68,3 +68,22 @@ class RecordedRows:
         self._pages[:size, :most].copy_(rows.pages)
         self._lengths[:size].copy_(rows.lengths)
         self._order[:size].copy_(rows.order)
+
+
+class PagedDecode:
+    """A decode kernel that reads nothing but PagedRows: it can be recorded as it is."""
+
+    def __init__(self, page_size: int) -> None:
+        self.page_size = page_size
+
+    def prepare(self, reqs: list[Req], page_table: Tensor) -> PagedRows:
+        return paged_rows(reqs, page_table, self.page_size)
+
+    def init_capture_graph(self, max_size: int, page_table: Tensor) -> None:
+        self._recorded = RecordedRows(max_size, page_table, self.page_size)
+
+    def record(self, size: int) -> PagedRows:
+        return self._recorded.first(size)
+
+    def replay(self, batch: Batch, metadata: PagedRows) -> None:
+        self._recorded.fill(batch, metadata)

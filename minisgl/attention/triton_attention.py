@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from minisgl.attention.paged_rows import ExtendRows, PagedRows, RecordedRows, extend_rows, paged_rows
+from minisgl.attention.paged_rows import ExtendRows, PagedDecode, PagedRows, extend_rows
 from minisgl.attention.triton_kernels import decode, decode_splits, extend
-from minisgl.core.batch import Batch
 from minisgl.core.protocols import KVCache
 from minisgl.core.req import Req
 
@@ -20,25 +19,6 @@ class TritonPrefill:
 
     def attend(self, q: Tensor, layer_id: int, cache: KVCache, metadata: ExtendRows) -> Tensor:
         return extend(q, cache.k_cache(layer_id), cache.v_cache(layer_id), *metadata[:3], self.page_size, metadata.most)
-
-
-class PagedDecode:
-    """A decode kernel that reads nothing but PagedRows: it can be recorded as it is."""
-
-    def __init__(self, page_size: int) -> None:
-        self.page_size = page_size
-
-    def prepare(self, reqs: list[Req], page_table: Tensor) -> PagedRows:
-        return paged_rows(reqs, page_table, self.page_size)
-
-    def init_capture_graph(self, max_size: int, page_table: Tensor) -> None:
-        self._recorded = RecordedRows(max_size, page_table, self.page_size)
-
-    def record(self, size: int) -> PagedRows:
-        return self._recorded.first(size)
-
-    def replay(self, batch: Batch, metadata: PagedRows) -> None:
-        self._recorded.fill(batch, metadata)
 
 
 class TritonDecode(PagedDecode):

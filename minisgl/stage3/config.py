@@ -7,7 +7,12 @@ from typing import ClassVar
 
 from minisgl.core.config import Config, option
 
-ATTENTION_KERNELS = ("triton", "fi")  # attention/choose.py has them; it is not asked, since it loads torch
+ATTENTION_KERNELS = (
+    "triton",
+    "fi",
+    "fa",
+    "trtllm",
+)  # attention/choose.py has them; it is not asked, since it loads torch
 
 
 @dataclass(frozen=True)
@@ -19,7 +24,9 @@ class EngineConfig(Config):
     memory_ratio: float = option(0.9, "share of the free GPU memory for model and pool", metavar="R")
     max_running_requests: int = option(256, "requests in one batch at most", metavar="N")
     attn: str = option(
-        "auto", "attention: auto, torch, triton, fi (FlashInfer), or two as PREFILL,DECODE", metavar="NAME"
+        "auto",
+        "attention: auto, torch, triton, fi (FlashInfer), fa (FlashAttention), trtllm, or two as PREFILL,DECODE",
+        metavar="NAME",
     )
     disable_fusion: bool = option(False, "on a GPU: run each layer's own torch code, not the fused kernels")
 

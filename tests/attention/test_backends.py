@@ -200,7 +200,7 @@ def test_gather_keeps_the_order_of_the_pages() -> None:
 
 def test_unknown_backend_is_refused_by_name() -> None:
     assert isinstance(create_attention("auto", 2, 1, 4, 16), PagedTorchAttention)
-    with pytest.raises(ValueError, match="auto, torch, fi, triton, or two .*, not 'flash'"):
+    with pytest.raises(ValueError, match="auto, torch, triton, fi, fa, trtllm, or two .*, not 'flash'"):
         create_attention("flash", 2, 1, 4, 16)
 
 

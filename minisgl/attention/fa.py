@@ -1,0 +1,145 @@
+"""FlashAttention's own packages, for `--attn fa`: 3 on Hopper, 4 on Blackwell, 2 elsewhere. Knows no engine.
+
+Dao et al., 2022, 2023; Shah et al., 2024. All three read pages in place and need no plan, so their metadata is that of
+our own kernels and can be recorded. Written to the documented signatures and tested with stand-ins of them: none was
+run on a GPU here.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from minisgl.attention.paged_rows import ExtendRows, PagedDecode, PagedRows, extend_rows
+from minisgl.attention.shape import Shape
+from minisgl.core.protocols import KVCache
+from minisgl.core.req import Req
+
+Attend = Callable[[Any, Tensor, Tensor, Tensor, PagedRows | ExtendRows, float], Tensor]
+
+
+class Release(NamedTuple):
+    """One FlashAttention. majors: of the compute capabilities on which it reads pages, which hold a multiple of
+    page_multiple tokens."""
+
+    name: str
+    module: str
+    majors: tuple[int, ...]
+    page_multiple: int
+    attend: Attend
+
+
+def attend_3(package: Any, q: Tensor, k: Tensor, v: Tensor, rows: PagedRows | ExtendRows, scale: float) -> Tensor:
+    """q: [tokens, q_heads, head_dim]; k, v: [pages, page_size, kv_heads, head_dim]. Returns q's shape."""
+    if isinstance(rows, ExtendRows):
+        return package.flash_attn_with_kvcache(
+            q, k, v, cache_seqlens=rows.lengths, page_table=rows.pages, cu_seqlens_q=rows.starts,
+            max_seqlen_q=rows.most, softmax_scale=scale, causal=True,
+        )  # fmt: skip
+    return package.flash_attn_with_kvcache(
+        q[:, None], k, v, cache_seqlens=rows.lengths, page_table=rows.pages, softmax_scale=scale, causal=True
+    )[:, 0]
+
+
+def attend_4(package: Any, q: Tensor, k: Tensor, v: Tensor, rows: PagedRows | ExtendRows, scale: float) -> Tensor:
+    """As `attend_3`. num_splits 0: it cuts a row's keys into as many parts as fill the GPU."""
+    if isinstance(rows, ExtendRows):
+        return package.flash_attn_varlen_func(
+            q, k, v, cu_seqlens_q=rows.starts, max_seqlen_q=rows.most, seqused_k=rows.lengths, page_table=rows.pages,
+            softmax_scale=scale, causal=True,
+        )[0]  # fmt: skip
+    out, _ = package.flash_attn_varlen_func(
+        q[:, None], k, v, seqused_k=rows.lengths, page_table=rows.pages, softmax_scale=scale, causal=True, num_splits=0
+    )
+    return out[:, 0]
+
+
+def attend_2(package: Any, q: Tensor, k: Tensor, v: Tensor, rows: PagedRows | ExtendRows, scale: float) -> Tensor:
+    """As `attend_3`. It wants the lengths summed up; the longest it only needs to be no more than."""
+    if isinstance(rows, ExtendRows):
+        ends = F.pad(rows.lengths.cumsum(0, dtype=torch.int32), (1, 0))
+        longest = rows.pages.shape[1] * k.shape[1]
+        return package.flash_attn_varlen_func(
+            q, k, v, rows.starts, ends, rows.most, longest, softmax_scale=scale, causal=True, block_table=rows.pages
+        )
+    return package.flash_attn_with_kvcache(
+        q[:, None], k, v, cache_seqlens=rows.lengths, block_table=rows.pages, softmax_scale=scale, causal=True
+    )[:, 0]
+
+
+RELEASES = (
+    Release("FlashAttention 3", "flash_attn_interface", (9,), 1, attend_3),
+    Release("FlashAttention 4", "flash_attn.cute", (10, 11), 1, attend_4),
+    Release("FlashAttention 2", "flash_attn", (8, 9, 10, 12), 256, attend_2),
+)
+
+
+class FlashAttention(NamedTuple):
+    """A release that is installed, for heads of one shape."""
+
+    release: Release
+    package: Any
+    shape: Shape
+
+    def attend(self, q: Tensor, layer_id: int, cache: KVCache, rows: PagedRows | ExtendRows) -> Tensor:
+        k, v = self.shape.by_page(cache, layer_id)
+        return self.release.attend(self.package, q, k, v, rows, self.shape.head_dim**-0.5)
+
+
+def flash_attention(shape: Shape) -> FlashAttention:
+    """The best release for the GPU that is installed. Raises ValueError with what each of them lacks."""
+    major = torch.cuda.get_device_capability(shape.device)[0]
+    reasons = []
+    for release in RELEASES:
+        if reason := lacks(release, major, shape):
+            reasons.append(f"{release.name} {reason}")
+        else:
+            return FlashAttention(release, importlib.import_module(release.module), shape)
+    raise ValueError(f"--attn fa: {'; '.join(reasons)}. --attn auto takes what runs here")
+
+
+def lacks(release: Release, major: int, shape: Shape) -> str | None:
+    """Why a release cannot be used, None if it can."""
+    if major not in release.majors:
+        only = " or ".join(f"{each}.x" for each in release.majors)
+        return f"is for compute capability {only}, and this GPU has {major}.x"
+    if not _installed(release.module):
+        return f"needs the package {release.module}, which is not installed"
+    if shape.page_size % release.page_multiple:
+        return f"needs --page-size to be a multiple of {release.page_multiple}, not {shape.page_size}"
+    if shape.head_dim % 8 or shape.head_dim > 256:
+        return f"needs a head_dim that is a multiple of 8 and at most 256, not {shape.head_dim}"
+    return None
+
+
+def _installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # of the package that it would be in
+        return False
+
+
+class FlashPrefill:
+    def __init__(self, kernel: FlashAttention) -> None:
+        self._kernel = kernel
+
+    def prepare(self, reqs: list[Req], page_table: Tensor) -> ExtendRows:
+        return extend_rows(reqs, page_table, self._kernel.shape.page_size)
+
+    def attend(self, q: Tensor, layer_id: int, cache: KVCache, metadata: ExtendRows) -> Tensor:
+        return self._kernel.attend(q, layer_id, cache, metadata)
+
+
+class FlashDecode(PagedDecode):
+    def __init__(self, kernel: FlashAttention) -> None:
+        super().__init__(kernel.shape.page_size)
+        self._kernel = kernel
+
+    def attend(self, q: Tensor, layer_id: int, cache: KVCache, metadata: PagedRows) -> Tensor:
+        return self._kernel.attend(q, layer_id, cache, metadata)
