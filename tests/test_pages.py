@@ -14,6 +14,7 @@ from test_setup import setup
 from minisgl import where
 from minisgl.benchmark.__main__ import COMMANDS as MEASUREMENTS
 from minisgl.core import cli
+from minisgl.kernel import selftest
 from minisgl.learn import commands as learning
 from minisgl.learn.checking import check, lines
 from minisgl.learn.course import Chapter, Course
@@ -95,6 +96,8 @@ def of_module(module: str, rest: list[str], whole: bool) -> int | None:
         parser = cli.Parser()
         MEASUREMENTS[rest[0]][1](parser)
         parser.parse_args(rest[1:])
+    elif module == "minisgl.kernel.selftest":
+        selftest.parser().parse_args(rest)
     elif module == "minisgl.learn":
         learning._parser().parse_args(rest)
     else:

@@ -23,12 +23,16 @@ from minisgl.kernel.prefix import PREFIX, common_length_numpy
 Line = tuple[str, str, str]  # "ok", "missing" or "broken"; of what; in words
 
 
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(prog="python -m minisgl.kernel.selftest", description=__doc__.splitlines()[0])
+    made.add_argument("--arch", help="of a GPU that is not here, to compile for, as sm_90")
+    return made
+
+
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m minisgl.kernel.selftest", description=__doc__.splitlines()[0])
-    parser.add_argument("--arch", help="of a GPU that is not here, to compile for, as sm_90")
-    args = parser.parse_args(argv)
+    args = parser().parse_args(argv)
     if args.arch and not re.fullmatch(r"sm_\d{2,3}a?", args.arch):
-        parser.error(f"--arch is sm_ and the compute capability without its dot, as sm_90, not {args.arch!r:.40}")
+        parser().error(f"--arch is sm_ and the compute capability without its dot, as sm_90, not {args.arch!r:.40}")
     device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else None
     arch = args.arch or (jit.gpu_arch(device) if device else None)
     broken = False

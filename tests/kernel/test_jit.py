@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -149,6 +150,15 @@ def test_a_kernel_that_cannot_be_had_leaves_the_next(
     with caplog.at_level(logging.INFO, "minisgl"):
         assert rows.best_gather(torch.zeros(3, 4)) is rows.gather_rows
     assert [r.getMessage() for r in caplog.records] == ["rows are not gathered by cuda: no compiler: install one"]
+
+
+def test_sources_are_a_part_of_the_package() -> None:
+    """An installed minisgl has no checkout beside it."""
+    pyproject = (Path(__file__).parents[2] / "pyproject.toml").read_text()
+    data = re.search(r"\[tool\.setuptools\.package-data\]\n((?:.+\n)+)", pyproject)
+    assert data is not None
+    assert '"csrc/*"' in data[1]
+    assert {path.suffix for path in jit.CSRC.iterdir()} == {".h", ".cuh", ".cu", ".cpp"}, "and no folders"
 
 
 def test_sizes_of_packets_and_parts() -> None:
