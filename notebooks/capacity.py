@@ -112,7 +112,7 @@ viz.goodput({"mixed": curve}, title="Up to 40 a second all come in time; with mo
 
 # %% [markdown]
 # The estimate by hand was too low, because things *are* done at once: a mixed step reads the weights once, for prompts
-# and streams together. The bound of 54 is too high. The truth is between them, and that is what a simulation is for.
+# and streams together. The bound of 55 is too high. The truth is between them, and that is what a simulation is for.
 #
 # Past the edge goodput **falls**. First come, first served gives everybody the same wait, and when the queue is longer
 # than a second, everybody is late. The device works as hard as ever, for nobody.
@@ -236,7 +236,7 @@ viz.time_parts(
 )
 
 # %% [markdown]
-# Always too fast, by a tenth or two. For the H200 only single steps could be compared: decode within 14 %, **prompts
+# Nearly always too fast, by a tenth or two. For the H200 only single steps could be compared: decode within 14 %, **prompts
 # 1.2 to 1.3 times too fast** ([the log](../dev/LOG.md) has it all). So ask the model what that would do to the answer:
 # the same device with matrix products 1.3 times slower. And the answer hangs on chance: 400 requests are ten seconds
 # of traffic.
