@@ -21,7 +21,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +92,11 @@ def build(instance: Instance, folder: Path) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / "build.lock").open("w") as lock:  # closing it, or dying, gives the lock back
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                log.info("another process compiles kernels: waiting for it ...")
+                fcntl.flock(lock, fcntl.LOCK_EX)
             if not path.exists():
                 _compile(instance, compiler, path)
     except OSError as error:
@@ -109,10 +112,14 @@ def require_tvm_ffi() -> None:
         raise CannotCompile(f"torch {torch.__version__} does not hand its tensors to tvm-ffi: use torch 2.10 or later")
 
 
+def tvm_ffi_version() -> str:
+    return importlib.import_module("tvm_ffi").__version__
+
+
 def key(instance: Instance) -> str:
     """What decides the library's contents, beside the compiler's release."""
     digest = hashlib.sha256()
-    for part in (instance.source, instance.arch, version("apache-tvm-ffi"), *_sources(instance.file)):
+    for part in (instance.source, instance.arch, tvm_ffi_version(), *_sources(instance.file)):
         digest.update(part.encode() + b"\0")
     return digest.hexdigest()[:16]
 

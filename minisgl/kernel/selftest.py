@@ -13,7 +13,6 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator
-from importlib.metadata import version
 
 import torch
 
@@ -70,7 +69,7 @@ def _tried(what: str, check: Callable[[], str]) -> Iterator[Line]:
 
 def _tvm_ffi() -> str:
     jit.require_tvm_ffi()
-    return f"{version('apache-tvm-ffi')}, takes the tensors of torch {torch.__version__}"
+    return f"{jit.tvm_ffi_version()}, takes the tensors of torch {torch.__version__}"
 
 
 def _compiler(arch: str) -> str:

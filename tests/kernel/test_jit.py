@@ -76,7 +76,7 @@ def test_a_key_for_all_that_decides_the_result(ffi: None, tmp_path: Path, monkey
     keys.append(jit.key(jit.Instance(INSTANCE.file, INSTANCE.function, "sm_90")))
     keys.append(jit.key(jit.Instance(INSTANCE.file, "minisgl::another", "cpu")))
     with monkeypatch.context() as patch:
-        patch.setattr(jit, "version", lambda name: "9.9")
+        patch.setattr(jit, "tvm_ffi_version", lambda: "9.9")
         keys.append(jit.key(INSTANCE))
     changed = shutil.copytree(jit.CSRC, tmp_path / "csrc")
     (changed / "check.h").write_text((changed / "check.h").read_text() + "\n")
@@ -159,6 +159,17 @@ def test_sources_are_a_part_of_the_package() -> None:
     assert data is not None
     assert '"csrc/*"' in data[1]
     assert {path.suffix for path in jit.CSRC.iterdir()} == {".h", ".cuh", ".cu", ".cpp"}, "and no folders"
+
+
+def test_the_page_quotes_the_checks_as_they_are() -> None:
+    page = (Path(__file__).parents[2] / "chapters/stage7_overlap/kernels.md").read_text()
+    source = (jit.CSRC / "store.cu").read_text().splitlines()
+    quoted = re.search(r"```cpp\n(.*?)```", page, re.DOTALL)
+    place = re.search(r"`store\.cu:(\d+): v: size 0", page)
+    assert quoted is not None
+    assert place is not None
+    assert quoted[1].splitlines() == [line.strip() for line in source if "Want(" in line]
+    assert 'check("v", v)' in source[int(place[1]) - 1]
 
 
 def test_sizes_of_packets_and_parts() -> None:
