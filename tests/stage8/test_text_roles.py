@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +92,42 @@ def test_hazard_19_one_bad_request_is_refused_alone(role: TokenizerRole, bad: di
     assert 0 < len(refused.message) <= MAX_ERROR_CHARS
     assert "\n" not in refused.message
     assert [before, after] == role.handle(good)
+
+
+NEW_WORDS = """
+import random, sys
+from pathlib import Path
+from minisgl.core.sampling_params import SamplingParams
+from minisgl.core.tokenizer import Tokenizer
+from minisgl.stage8.child import EngineInfo
+from minisgl.stage8.messages import Generate, Tokenize
+from minisgl.stage8.tokenizer import TokenizerRole
+
+chance, info = random.Random(0), EngineInfo(100_000, 1, 100_000)
+role = TokenizerRole(Tokenizer.from_folder(Path(sys.argv[1])), 49152, info, seed=0)
+
+def encode():
+    text = " ".join("".join(chance.choices("abcdefgh", k=200)) for _ in range(100))
+    assert all(isinstance(one, Generate) for one in role.handle([Tokenize(i, SamplingParams(), text) for i in (0, 1)]))
+
+def resident():
+    return int(Path("/proc/self/status").read_text().partition("VmRSS:")[2].split()[0])
+
+encode()
+before = resident()
+for _ in range(60):
+    encode()
+print(resident() - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks /proc for its memory")
+def test_words_that_clients_make_up_take_no_memory(model_folder: Path) -> None:
+    """6,000 of 200 letters would take 35 MB and more, if the library remembered them."""
+    command = [sys.executable, "-c", NEW_WORDS, str(model_folder)]
+    env = {**os.environ, "RAYON_NUM_THREADS": "2"}
+    grown = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True, env=env).stdout
+    assert int(grown) < 16_000, f"{int(grown)} KiB more"
 
 
 def test_a_panic_of_the_tokenizer_costs_one_request(role: TokenizerRole, monkeypatch: pytest.MonkeyPatch) -> None:
