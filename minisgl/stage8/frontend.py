@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Awaitable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Protocol
 
@@ -45,7 +45,8 @@ class Outbox(Protocol):
 
 
 class Inbox(Protocol):
-    def recv(self) -> Awaitable[bytes]: ...
+    async def each(self, take: Callable[[bytes], None]) -> None:
+        """Calls `take` with every message as it comes, for ever. Raises what that raises."""
 
 
 class Frontend:
@@ -118,14 +119,7 @@ class Frontend:
 
     async def listen(self) -> None:
         """Route replies for ever. Run it as a task of the loop that asks."""
-        while True:
-            data = await self._replies.recv()
-            try:
-                message = self._decoder.decode(data)
-            except MalformedMessage:
-                self.malformed += 1
-                continue
-            self._take(message)
+        await self._replies.each(self._receive)
 
     def fail_all(self, error: str) -> None:
         """The engine is gone: every open request, and every later one, fails with this error."""
@@ -135,6 +129,14 @@ class Frontend:
         self._asks.clear()
         for ask in asks:
             ask.fail(EngineGone(error))
+
+    def _receive(self, data: bytes) -> None:
+        try:
+            message = self._decoder.decode(data)
+        except MalformedMessage:
+            self.malformed += 1
+        else:
+            self._take(message)
 
     def _take(self, message: Replies | Heartbeat) -> None:
         if isinstance(message, Heartbeat):

@@ -49,5 +49,6 @@ class FakeRing:
     def put(self, data: bytes) -> None:
         self._replies.put_nowait(data)
 
-    async def recv(self) -> bytes:
-        return await self._replies.get()
+    async def each(self, take: Callable[[bytes], None]) -> None:
+        while True:
+            take(await self._replies.get())

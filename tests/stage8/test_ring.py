@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import os
 import stat
@@ -15,6 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import zmq
 
 from minisgl.core.outputs import TokenOutput
 from minisgl.core.sampling_params import SamplingParams
@@ -34,6 +36,7 @@ from minisgl.stage8.messages import (
     Step,
     Tokenize,
 )
+from minisgl.stage8.ring import MAX_AT_ONCE, RepliesInbox
 from minisgl.stage8.scheduler_io import Desk, FirstRankInbox, OtherRankInbox
 from minisgl.stage8.sockets import Addresses, Inbox, Sockets
 
@@ -143,6 +146,75 @@ def test_an_idle_inbox_sleeps_and_wakes_for_messages_and_deaths(addresses: Addre
         assert waiting.result(SECONDS) == []
         os.close(read_end)
     assert inbox.wakeups == 2
+
+
+@pytest.fixture
+def loop_hop(addresses: Addresses) -> Iterator[tuple[zmq.Socket, RepliesInbox]]:
+    """Into an event loop: the sender's socket, and what the loop reads."""
+    with zmq.Context() as context:
+        sender, receiver = context.socket(zmq.PUSH), context.socket(zmq.PULL)
+        receiver.bind(addresses.api)
+        sender.connect(addresses.api)
+        yield sender, RepliesInbox(receiver)
+        context.destroy(linger=0)
+
+
+def test_a_loop_gets_every_message_in_order_and_its_other_tasks_their_turns(
+    loop_hop: tuple[zmq.Socket, RepliesInbox],
+) -> None:
+    sender, inbox = loop_hop
+    taken: list[int] = []
+
+    async def test() -> None:
+        for number in range(1000):  # before anybody reads
+            sender.send(b"%d" % number)
+        time.sleep(0.2)  # until they have arrived: the loop would not come to its other tasks by itself
+        reading = asyncio.create_task(inbox.each(lambda data: taken.append(int(data))))
+        before = [0]
+        while len(taken) < 1000:
+            await asyncio.sleep(0)
+            before.append(len(taken))
+        assert max(after - earlier for earlier, after in itertools.pairwise(before)) <= MAX_AT_ONCE
+        for number in range(1000, 1300):  # one at a time, and three
+            sender.send(b"%d" % number)
+            while number % 3 == 0 and len(taken) <= number:
+                await asyncio.sleep(0.001)
+        while len(taken) < 1300:
+            await asyncio.sleep(0.001)
+        reading.cancel()
+
+    asyncio.run(asyncio.wait_for(test(), SECONDS))
+    assert taken == list(range(1300))
+
+
+@pytest.mark.parametrize("end", ["an error of who takes them", "a cancel"])
+def test_a_loop_that_has_stopped_reading_takes_no_more(end: str, loop_hop: tuple[zmq.Socket, RepliesInbox]) -> None:
+    sender, inbox = loop_hop
+    taken: list[bytes] = []
+
+    def take(data: bytes) -> None:
+        taken.append(data)
+        if data == b"bad":
+            raise KeyError("a bug")
+
+    async def test() -> None:
+        reading = asyncio.create_task(inbox.each(take))
+        for data in (b"good", b"bad", b"never") if end != "a cancel" else (b"good",):
+            sender.send(data)
+        while not taken:
+            await asyncio.sleep(0.001)
+        if end == "a cancel":
+            reading.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await reading
+        else:
+            with pytest.raises(KeyError, match="a bug"):
+                await reading
+        sender.send(b"never")
+        await asyncio.sleep(0.05)
+
+    asyncio.run(asyncio.wait_for(test(), SECONDS))
+    assert taken == ([b"good"] if end == "a cancel" else [b"good", b"bad"])
 
 
 def test_a_message_nobody_can_read_is_an_error_and_no_wait(addresses: Addresses, sockets: Sockets) -> None:
