@@ -1,105 +1,93 @@
 """What a streamed token costs between the engine and the client's socket: `python -m minisgl.benchmark messaging`.
 
-The way of a token through scheduler, detokenizer and API, with real sockets and everything that is done to it but the
-model's work and HTTP; beside it the plain way, a message of the standard library's JSON for each token and each hop.
-All of it runs in one process, and its CPU time is counted: it does not depend on what else the machine does.
+The way of a token through scheduler, detokenizer and API, with real sockets, the API's event loop, and all that is done
+to it but the model's work and HTTP. Beside it the plain way: a message of the standard library's JSON for each token
+and each hop, over the same sockets, which the API awaits with `zmq.asyncio`.
+All of it runs in one process on one core, and its CPU time is counted: what else the machine does hardly matters.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import asyncio
+import os
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import zmq
+import zmq.asyncio
 
+from minisgl.benchmark.messaging_ways import Hop, Ours, Plain, Way
 from minisgl.core.detokenizer import IncrementalDetokenizer
 from minisgl.core.tokenizer import Tokenizer
 from minisgl.models.resolve import resolve_model
-from minisgl.stage8.ask import Ask
-from minisgl.stage8.detokenizer import DetokenizerRole
-from minisgl.stage8.messages import TO_API, TO_DETOKENIZER, Heartbeat, MessageDecoder, Step, encode
-from minisgl.stage8.metrics import Metrics
-from minisgl.stage8.sse import ChatFormat
+from minisgl.stage8.messages import TO_API, Heartbeat, MessageDecoder, encode
 
 TEXT = "The quick brown fox jumps over the lazy dog, and then it rests in the shade of an old oak tree. "
 
 
-class Hop:
-    """A socket of each end, as between two processes."""
-
-    def __init__(self, context: zmq.Context, address: str) -> None:
-        self._sender, self._receiver = context.socket(zmq.PUSH), context.socket(zmq.PULL)
-        for socket in (self._sender, self._receiver):
-            socket.set_hwm(0)
-            socket.setsockopt(zmq.LINGER, 0)
-        self._receiver.bind(address)
-        self._sender.connect(address)
-
-    def __call__(self, data: bytes) -> bytes:
-        self._sender.send(data)
-        return self._receiver.recv()
-
-
-class Ours:
-    def __init__(self, tokenizer: Tokenizer, hops: Sequence[Hop], size: int, metrics: bool = True) -> None:
-        self._role, self._hops, self._size = DetokenizerRole(tokenizer), hops, size
-        self._metrics = Metrics() if metrics else None
-        self._to_detokenizer, self._to_api = MessageDecoder(TO_DETOKENIZER), MessageDecoder(TO_API)
-        self._asks = {uid: Ask([uid], lambda uid: None) for uid in range(size)}
-        self._formats = [ChatFormat("m", False) for _ in range(size)]
-        for uid in range(size):
-            if self._metrics:
-                self._metrics.begin(uid, time.monotonic())
-
-    def step(self, token_id: int) -> int:
-        """One token of each request. Returns the bytes for the clients."""
-        size = self._size
-        step = Step(list(range(size)), [token_id] * size, [None] * size, [0] * size, [9] * size)
-        messages = [self._to_detokenizer.decode(self._hops[0](encode(step)))]
-        (replies,) = [self._to_api.decode(self._hops[1](encode(one))) for one in self._role.handle(messages)]
-        if self._metrics:
-            self._metrics.take(replies.replies, time.monotonic())
-        written = 0
-        for reply in replies.replies:
-            ask = self._asks[reply.uid]
-            ask.put(reply)
-            arrived, ask._arrived = ask._arrived, []
-            frames = [self._formats[reply.uid].text(0, one.text, one.logprobs) for _, one in arrived if one.text]
-            written += len(b"".join(frames))
-        return written
+async def microseconds(way: Way, ids: Sequence[int], size: int, repeats: int) -> float:
+    """CPU time of a token: the best of so many times all ids."""
+    tasks = [asyncio.create_task(task) for task in way.tasks()]
+    times = []
+    for _ in range(repeats):
+        start = time.process_time()
+        for token_id in ids:
+            way.send(token_id)
+            await way.clients.served()
+        times.append((time.process_time() - start) / len(ids) / size * 1e6)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    return min(times)
 
 
-class Plain:
-    def __init__(self, tokenizer: Tokenizer, hops: Sequence[Hop], size: int) -> None:
-        self._hops = hops
-        self._texts = [IncrementalDetokenizer(tokenizer) for _ in range(size)]
-
-    def step(self, token_id: int) -> int:
-        written = 0
-        for uid, text in enumerate(self._texts):
-            facts: dict[str, Any] = {"uid": uid, "finish_reason": None, "cached_tokens": 0, "prompt_tokens": 9}
-            sent = json.loads(self._hops[0](json.dumps({**facts, "token_id": token_id}).encode()))
-            facts |= {"text": text.add(sent["token_id"]), "token_ids": [sent["token_id"]]}
-            reply = json.loads(self._hops[1](json.dumps(facts).encode()))
-            if reply["text"]:
-                choice = {"index": 0, "delta": {"content": reply["text"]}, "logprobs": None, "finish_reason": None}
-                head = {"id": "chatcmpl-0", "created": 0, "model": "m", "object": "chat.completion.chunk"}
-                written += len(f"data: {json.dumps({**head, 'choices': [choice]})}\n\n".encode())
-        return written
+def measure(make: Callable[..., Way], tokenizer: Tokenizer, ids: Sequence[int], size: int, repeats: int) -> float:
+    with hops(zmq.asyncio.Context if make is Plain else zmq.Context) as both:
+        return asyncio.run(microseconds(make(tokenizer, both, size), ids, size, repeats))
 
 
-def microseconds(way: Ours | Plain, ids: Sequence[int], size: int) -> float:
-    """CPU time of a token."""
-    start = time.process_time()
-    for token_id in ids:
-        way.step(token_id)
-    return (time.process_time() - start) / len(ids) / size * 1e6
+@contextmanager
+def one_core() -> Iterator[None]:
+    """A thread that wakes on another core costs several times as much, or not, as it happens."""
+    if not hasattr(os, "sched_setaffinity"):  # not Linux
+        yield
+        return
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, cores)
+
+
+@contextmanager
+def hops(receiving: type[zmq.Context]) -> Iterator[list[Hop]]:
+    """To the detokenizer, and to the API."""
+    with tempfile.TemporaryDirectory(prefix="minisgl-") as folder:
+        both = [Hop(f"ipc://{folder}/detokenizer"), Hop(f"ipc://{folder}/api", receiving)]
+        try:
+            yield both
+        finally:
+            for hop in both:
+                hop.close()
+
+
+def hopping(repeats: int, messages: int = 1000) -> float:
+    """A message's way from one process into the next, and nothing else."""
+    with hops(zmq.Context) as (hop, _):
+
+        def once() -> float:
+            start = time.process_time()
+            for _ in range(messages):
+                hop.sender.send(bytes(100))
+                hop.receiver.recv()
+            return (time.process_time() - start) / messages * 1e6
+
+        return best(once, repeats)
 
 
 def detokenizing(tokenizer: Tokenizer, ids: Sequence[int]) -> float:
@@ -121,20 +109,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
+    with one_core():
+        return _main(args)
+
+
+def _main(args: argparse.Namespace) -> int:
     tokenizer = Tokenizer.from_folder(resolve_model(args.model))
     ids = tokenizer.encode(TEXT)[:20] * 10
-    text = best(lambda: detokenizing(tokenizer, ids), args.repeats)
-    print(f"CPU time of a token in µs; {text:.1f} of it is the detokenizer's, the same both ways")
+    text, hop = best(lambda: detokenizing(tokenizer, ids), args.repeats), hopping(args.repeats)
+    print(
+        f"CPU time of a token in µs. Both ways: {text:.1f} for its text, {hop:.1f} for each message and hop through ZMQ"
+    )
     print("requests   ours   without metrics   a JSON message a token a hop   ours / that")
-    with tempfile.TemporaryDirectory(prefix="minisgl-") as folder, zmq.Context() as context:
-        hops = [Hop(context, f"ipc://{Path(folder) / name}") for name in ("detokenizer", "api")]
-        for size in (1, 4, 16, 64):
-            few = ids[: max(20, len(ids) // size)]
-            parts = (tokenizer, hops, size)
-            ways: list[Ours | Plain] = [Ours(*parts), Ours(*parts, False), Plain(*parts)]
-            ours, bare, plain = (best(partial(microseconds, way, few, size), args.repeats) for way in ways)
-            print(f"{size:8d} {ours:6.1f} {bare:17.1f} {plain:30.1f} {ours / plain:13.2f}", flush=True)
-        context.destroy(linger=0)
+    for size in (1, 4, 16, 64):
+        few = ids[: max(20, len(ids) // size)]
+        times = [
+            measure(way, tokenizer, few, size, args.repeats) for way in (Ours, partial(Ours, metrics=False), Plain)
+        ]
+        print(f"{size:8d} {times[0]:6.1f} {times[1]:17.1f} {times[2]:30.1f} {times[0] / times[2]:13.2f}", flush=True)
     beat = Heartbeat(0, {f"number_{i}": i for i in range(14)}, [0.1] * 20)
     print(f"a heartbeat, once a second: {best(lambda: _beat(beat), args.repeats):.1f} µs to write and read three times")
     return 0
