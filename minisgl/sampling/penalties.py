@@ -8,15 +8,16 @@ Semantics and order are vLLM's; the repetition penalty is that of CTRL (Keskar e
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from minisgl.core.req import ChunkedReq, Req
-from minisgl.kernel.device import device_tensor, to_device
+from minisgl.kernel.device import to_device
 
 _ROWS_AT_ONCE = 64  # of counts: 39 MB in float32 for a vocabulary of 152,000
 
@@ -99,19 +100,25 @@ def adjustments(
 
 
 def _bias(asking: list[tuple[int, Req]], eos_ids: frozenset[int], device: torch.device) -> LogitBias | None:
-    entries: list[tuple[int, int]] = []
-    values: list[float] = []
-    for row, req in asking:
-        params = req.sampling_params
-        by_token = dict(params.logit_bias or {})
-        if req.device_len - req.prompt_len < params.min_tokens:
-            by_token.update((token_id, -torch.inf) for token_id in params.ends(eos_ids))
-        entries += [(row, token_id) for token_id in by_token]
-        values += by_token.values()
-    if not entries:
+    """Arrays, since a request may have 1,024 entries in every step: as lists 16 of 300 took 2.7 ms, so 0.2."""
+    rows = [(row, by_token) for row, req in asking if (by_token := _biases(req, eos_ids))]
+    if not rows:
         return None
-    rows, token_ids = to_device(torch.tensor(entries).T.contiguous(), device)
-    return LogitBias(rows, token_ids, device_tensor(values, torch.float32, device))
+    sizes = [len(by_token) for _, by_token in rows]
+    row_of = np.repeat([row for row, _ in rows], sizes)
+    token_ids = np.concatenate([np.fromiter(by_token, np.int64, len(by_token)) for _, by_token in rows])
+    values = [np.fromiter(by_token.values(), np.float32, len(by_token)) for _, by_token in rows]
+    places = to_device(torch.from_numpy(np.stack([row_of, token_ids])), device)  # [2, n]
+    return LogitBias(places[0], places[1], to_device(torch.from_numpy(np.concatenate(values)), device))
+
+
+def _biases(req: Req, eos_ids: frozenset[int]) -> Mapping[int, float]:
+    """By token id: what this step adds to its logit."""
+    params = req.sampling_params
+    bias = params.logit_bias or {}
+    if req.device_len - req.prompt_len >= params.min_tokens:
+        return bias
+    return {**bias, **dict.fromkeys(params.ends(eos_ids), -torch.inf)}
 
 
 def _penalties(asking: list[tuple[int, Req]], token_pool: Tensor | None, device: torch.device) -> Penalties:
