@@ -1,7 +1,7 @@
 """`python -m minisgl.benchmark.all_reduce_rank WANTED RANK`: one rank of `benchmark all_reduce`. Prints times as JSON.
 
-The ways through symmetric memory that leave out a copy are those of a producer that writes into the buffer itself, and
-of a consumer that reads the sum there.
+"left" leaves the sum in the buffer, for a consumer that reads it there; "there" also finds the terms in it, as if their
+producer had written them so.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ def ways(comm: DistributedCommunicator) -> dict[str, Sum]:
     if missing is not None:
         print(f"no symmetric memory: {missing}", file=sys.stderr)
         return forms
-    buffer = SymmetricBuffer(MOST_SYMMETRIC, comm.device)
+    buffer = SymmetricBuffer(comm, MOST_SYMMETRIC, MOST_SYMMETRIC)
     ops, group = torch.ops.symm_mem, buffer.group
     return forms | {
         "one-shot": buffer.one_shot,
-        "one-shot there": lambda x: ops.one_shot_all_reduce_out(buffer.like(x), "sum", group, x),
+        "torch one-shot": lambda x: ops.one_shot_all_reduce_copy_out(buffer.like(x), x, "sum", group, x),
         "two-shot": buffer.two_shot,
-        "two-shot copied": lambda x: ops.two_shot_all_reduce_(buffer.like(x).copy_(x), "sum", group),
+        "two-shot left": lambda x: ops.two_shot_all_reduce_(buffer.like(x).copy_(x), "sum", group),
         "two-shot there": lambda x: ops.two_shot_all_reduce_(buffer.like(x), "sum", group),
     }
 
