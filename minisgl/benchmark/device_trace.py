@@ -1,6 +1,6 @@
-"""What the device did and when, as events of a trace: whole steps by CUDA events, single kernels by torch's profiler.
+"""Every kernel of a GPU as an event of a trace, by torch's profiler. Knows nothing of workloads.
 
-Both are brought to the trace's clock, CLOCK_MONOTONIC. Knows nothing of workloads and files.
+Its times are brought to the trace's clock, CLOCK_MONOTONIC.
 """
 
 from __future__ import annotations
@@ -14,62 +14,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
 from torch.profiler import ProfilerActivity, profile
 
-from minisgl.core.batch import ForwardInput, ForwardOutput
 from minisgl.core.trace import Tracer
-from minisgl.stage5.scheduler import Scheduler
 
-DEVICE, LAUNCHES, STREAM = "device", "launches", "stream "  # tracks; a stream's has its number
-_ANCHORS = 50  # tries
-
-
-class DeviceSteps:
-    """From now until `stop`, each step of a scheduler is a span on the track "device", from when its stream comes to
-    it to when the stream has done it. Two events a step: the step is not slowed."""
-
-    def __init__(self, scheduler: Scheduler) -> None:
-        self._scheduler, self._forward = scheduler, scheduler.forward
-        self._anchor, self._anchor_ns, self.error_ns = _anchor()
-        self._steps: list[tuple[str, dict[str, int], torch.cuda.Event, torch.cuda.Event]] = []
-        scheduler.forward = self._timed_forward  # type: ignore[method-assign]
-
-    def stop(self) -> None:
-        self._scheduler.forward = self._forward  # type: ignore[method-assign]
-        for phase, args, start, end in self._steps:
-            end.synchronize()
-            start_ns, end_ns = (self._anchor_ns + round(self._anchor.elapsed_time(at) * 1e6) for at in (start, end))
-            self._scheduler.tracer.complete(phase, start_ns, end_ns, DEVICE, **args)
-
-    def _timed_forward(self, forward_input: ForwardInput) -> ForwardOutput:
-        """Both events are on the stream that the step is launched on."""
-        batch = forward_input.batch
-        start, end = timing_event(), timing_event()
-        start.record()
-        output = self._forward(forward_input)
-        end.record()
-        args = {"step": self._scheduler.step, "tokens": len(batch.positions), "requests": batch.size}
-        self._steps.append((batch.phase, args, start, end))
-        return output
-
-
-def timing_event() -> torch.cuda.Event:
-    return torch.cuda.Event(enable_timing=True)
-
-
-def _anchor() -> tuple[torch.cuda.Event, int, int]:
-    """An event on the idle device, when it was (nanoseconds of CLOCK_MONOTONIC), and how far off that is at most."""
-    tries = []
-    for _ in range(_ANCHORS):
-        event = timing_event()
-        before = time.monotonic_ns()
-        event.record()
-        event.synchronize()
-        after = time.monotonic_ns()
-        tries.append((after - before, before, event))
-    width, before, event = min(tries[1:], key=lambda one: one[0])  # the first waits for what the device is at
-    return event, before + width // 2, width // 2
+LAUNCHES, STREAM = "launches", "stream "  # tracks; a stream's has its number
 
 
 class Kernel(NamedTuple):

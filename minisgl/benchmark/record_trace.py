@@ -26,7 +26,6 @@ import torch
 
 from minisgl.benchmark import recorded_llm
 from minisgl.benchmark.decode_step import int_list
-from minisgl.benchmark.device_trace import DeviceSteps
 from minisgl.benchmark.records import commit, machine, versions
 from minisgl.benchmark.target import Target, add_engine_arguments, opened, release_memory, target
 from minisgl.benchmark.trace_cut import HOST, cut_kernels, cut_steps, fullest_prefill, last_steps, layer_spans, write
@@ -34,7 +33,6 @@ from minisgl.benchmark.workload import random_prompts
 from minisgl.core.sampling_params import SamplingParams
 from minisgl.core.trace import Event, read_events
 from minisgl.stage6.communicators import check_devices
-from minisgl.stage6.parallel_llm import LocalRank
 from minisgl.stage7.llm import LLM
 
 SHOWN = 8  # decode steps that are kept
@@ -75,11 +73,13 @@ def steps(subject: Target, args: argparse.Namespace) -> Recorded:
                 trace = Path(folder) / "trace.json"
                 options = {**graph_options(args, graphs), "disable_overlap": loop == "plain", "trace": str(trace)}
                 with opened(subject.but(**options)) as llm:
-                    errors = [_timed_steps(llm, batch, args) for batch in args.batch]
+                    for batch in args.batch:
+                        _decode(llm, batch, args, "warm-up")
+                        _decode(llm, batch, args, "recorded")
                 events = read_events(trace)
-            for batch, error in zip(args.batch, errors, strict=True):
+            for batch in args.batch:
                 shown = cut_steps(events, *last_steps(events, batch, SHOWN))
-                said = f"decode steps of {batch} requests; device times by CUDA events, within {error / 1e3:.0f} µs"
+                said = f"decode steps of {batch} requests; the device's times are by CUDA events"
                 yield f"stage7-steps-{batch}-{loop}-{graphs}", shown, said
 
 
@@ -127,16 +127,6 @@ def check_machine(subject: Target) -> None:
 def graph_options(args: argparse.Namespace, graphs: str) -> dict[str, Any]:
     """Graphs for what runs here and no more: they are recorded at each start."""
     return {"cuda_graph_max_bs": 0 if graphs == "eager" else max(args.batch)}
-
-
-def _timed_steps(llm: LLM, batch: int, args: argparse.Namespace) -> int:
-    """Returns how far off the device's times are at most: nanoseconds."""
-    assert isinstance(llm.ranks, LocalRank)
-    _decode(llm, batch, args, "warm-up")
-    clock = DeviceSteps(llm.ranks.scheduler)
-    _decode(llm, batch, args, "recorded")
-    clock.stop()
-    return clock.error_ns
 
 
 def _profiled(subject: Target, args: argparse.Namespace) -> list[Event]:

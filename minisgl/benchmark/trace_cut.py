@@ -10,8 +10,9 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from minisgl.benchmark.device_trace import DEVICE, LAUNCHES, STREAM
+from minisgl.benchmark.device_trace import LAUNCHES, STREAM
 from minisgl.core.trace import Event, merge
+from minisgl.kernel.device_lane import TRACK as DEVICE
 
 HOST = ("scheduler", "engine")  # tracks
 

@@ -19,6 +19,7 @@ from minisgl.core.req import ChunkedReq, Req
 from minisgl.core.sampling_params import SamplingParams
 from minisgl.core.trace import Tracer
 from minisgl.kernel.device import prefill_length, to_device
+from minisgl.kernel.device_lane import device_lane
 from minisgl.learn import exercise
 from minisgl.stage3.engine import Engine
 from minisgl.stage3.page_count import check_fits
@@ -51,6 +52,7 @@ class Scheduler:
         self.policy = create_policy(config, lambda ids: self.cache.match_req(ids).cached_len)
         self.prefill = PrefillManager(self.cache, self.tables, self.admission, self.policy)
         self.decode = DecodeManager(self.admission)
+        self.device_lane = device_lane(tracer, engine.device)
         self.token_budget = config.max_prefill_length or prefill_length(engine.device)
         log.info("scheduler: %s, at most %d tokens a step", config.schedule_policy, self.token_budget)
         self.step = 0
@@ -94,14 +96,16 @@ class Scheduler:
     def forward(self, forward_input: ForwardInput) -> ForwardOutput:
         """Launch: ids from the token pool, the model, sampled tokens back to the pool. All of it on the device."""
         batch, sampling_args, input_tuple, write_tuple = forward_input
-        batch.input_ids = self.tables.token_pool[input_tuple]  # [tokens]
-        output = self.engine.forward_batch(batch, sampling_args)
-        self.tables.token_pool[write_tuple] = output.next_tokens  # [reqs]
+        with self.device_lane.step(self.step, batch):
+            batch.input_ids = self.tables.token_pool[input_tuple]  # [tokens]
+            output = self.engine.forward_batch(batch, sampling_args)
+            self.tables.token_pool[write_tuple] = output.next_tokens  # [reqs]
         return output
 
     def commit(self, forward_input: ForwardInput, output: ForwardOutput) -> list[TokenOutput]:
         """Wait for the sampled tokens, and do all that depends on their values: append, finish, cache, free."""
         output.copy_done.synchronize()
+        self.device_lane.write()
         self.in_flight.remove(forward_input.batch)
         token_ids = output.next_tokens_host.tolist()
         self._trace_first_tokens(forward_input.batch)

@@ -11,6 +11,8 @@ import pytest
 from torch.profiler import ProfilerActivity, profile
 
 from minisgl.benchmark import device_trace, record_trace
+from minisgl.kernel import device_lane
+from minisgl.stage5 import scheduler
 
 PRODUCTS = ("mkldnn::_linear_pointwise", "aten::mm", "aten::addmm")  # which of them is torch's affair
 
@@ -18,7 +20,7 @@ PRODUCTS = ("mkldnn::_linear_pointwise", "aten::mm", "aten::addmm")  # which of 
 class StampedEvent:
     """The CPU has done what it was asked for as soon as it is asked."""
 
-    def record(self) -> None:
+    def record(self, stream: object = None) -> None:
         self.ns = time.monotonic_ns()
 
     def synchronize(self) -> None:
@@ -58,7 +60,9 @@ def _as_gpu(operator: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_trace, "timing_event", StampedEvent)
+    monkeypatch.setattr(device_lane, "timing_event", StampedEvent)
+    monkeypatch.setattr(device_lane, "idle_stream", lambda device: None)
+    monkeypatch.setattr(scheduler, "device_lane", device_lane.CudaLane)
     monkeypatch.setattr(device_trace, "device_profiler", OperatorProfiler)
     monkeypatch.setattr(record_trace, "check_machine", lambda subject: None)
     monkeypatch.setattr(record_trace.sys, "argv", ["benchmark", "record-trace", "--out", "here", "steps", "--tp", "1"])

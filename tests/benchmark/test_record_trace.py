@@ -134,7 +134,7 @@ def test_steps_of_real_loops(tmp_path: Path, weightless: str) -> None:
                 start, end = host[event.args["step"]]
                 assert start <= event.ts <= event.ts + (event.duration or 0) <= end + 1  # the file rounds
     said = provenance(tmp_path / "stage7-steps-3-plain-eager.json")
-    assert said["what"].startswith("decode steps of 3 requests; device times by CUDA events, within ")
+    assert said["what"] == "decode steps of 3 requests; the device's times are by CUDA events"
     assert said["command"] == "python -m minisgl.benchmark record-trace steps --tp 1", (
         "where the files went is nobody's"
     )
