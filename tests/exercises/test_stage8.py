@@ -232,6 +232,13 @@ def test_what_is_before_it_comes() -> None:
     assert end == " sat. ", f"the last piece lets out what stands before 'STOP': ' sat. ', not {end!r}"
 
 
+def test_what_was_held_comes_before_another_string() -> None:
+    out, end = streamed(["END", "!"], "the E", "!")
+    assert (out, end) == (["the "], "E"), (
+        f"'E' was held for 'END', and '!' ends the text: what was held comes, 'E', after 'the ': {out}, then {end!r}"
+    )
+
+
 def test_the_first_to_be_complete_ends_the_text() -> None:
     _, end = streamed(["abc", "b"], "xabcx")
     assert end == "xa", f"read letter by letter, 'b' is complete before 'abc' is: 'xa' is left, not {end!r}"
