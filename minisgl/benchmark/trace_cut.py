@@ -82,8 +82,8 @@ def _plans(events: Iterable[Event], phase: str) -> list[dict[str, Any]]:
 
 
 def _meets(kernel: Event) -> bool:
-    """NCCL's kernels, and those of torch's symmetric memory."""
-    return re.search("nccl|all_?reduce|all_?gather", kernel.name.lower()) is not None
+    """NCCL's kernels, and those by way of symmetric memory: ours and torch's."""
+    return re.search("nccl|_shot|all_?reduce|all_?gather", kernel.name.lower()) is not None
 
 
 def _span(name: str, kernels: Sequence[Event], place: dict[str, Any]) -> Event:
