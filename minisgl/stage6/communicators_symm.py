@@ -47,7 +47,8 @@ class SymmetricBuffer:
         torch.cuda.synchronize(ranks.device)
         ranks.barrier()  # nobody tells a flag before it is zero
         self._memory, self._bytes = memory, memory[:two_shot_most]
-        self._peers = torch.tensor([address + two_shot_most for address in addresses], device=ranks.device)
+        ours = memory.data_ptr() - addresses[ranks.rank] + two_shot_most  # from where an address points
+        self._peers = torch.tensor([address + ours for address in addresses], device=ranks.device)
         self._turns = torch.zeros(PROGRAMS, dtype=torch.int32, device=ranks.device)
 
     def like(self, x: Tensor) -> Tensor:
