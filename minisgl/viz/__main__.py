@@ -25,6 +25,14 @@ FIGURES: Mapping[str, tuple[str, Draw]] = {
         "scheduler and engine side by side, bubbles shaded (--first, --count)",
         lambda events, a, look: viz.timeline(events, first=a.first, count=a.count, **look),
     ),
+    "launches": (
+        "each launch and kernel of a step that record-trace has recorded",
+        lambda events, a, look: viz.launches({"": events}, **look),
+    ),
+    "recorded-layers": (
+        "what ranks compute and where they meet, by record-trace (--first, from 0)",
+        lambda events, a, look: viz.recorded_layers(events, first=a.first, **look),
+    ),
     "page-map": (
         "which request holds which page, over time",
         lambda events, a, look: viz.page_map(viz.page_snapshots(events), **look),

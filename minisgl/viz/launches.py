@@ -74,7 +74,7 @@ def launches(
         axes.tick_params(axis="y", length=0)
         axes.set_xlim(0, most / unit.scale)
         axes.set_ylim(1.5, -0.5)
-        axes.set_title(f"{name}: {_count(step)}")
+        axes.set_title(f"{name}: {_count(step)}" if name else _count(step))
     rows[-1].set_xlabel(f"time since the step's first launch ({unit.name})")
     few_ticks(rows[-1].xaxis, whole=False)
     entries = [("a launch", swatch(_LAUNCH)), ("a kernel", swatch(_KERNEL))]

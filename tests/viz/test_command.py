@@ -9,7 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from inputs import alone_trace, server_trace
+from inputs import alone_trace, launched, layers_of_ranks, server_trace
 from matplotlib.figure import Figure
 
 from minisgl import viz
@@ -33,8 +33,14 @@ def write_part(path: Path, events: list[Event]) -> Path:
 
 @pytest.mark.parametrize("name", FIGURES)
 def test_each_figure_from_the_command_line(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    alone = name in ("triangle", "time-per-token")
-    trace = write_part(tmp_path / "run.json", alone_trace(True) if alone else server_trace())
+    alone = alone_trace(True)
+    events = {
+        "triangle": alone,
+        "time-per-token": alone,
+        "launches": launched(9, False),
+        "recorded-layers": layers_of_ranks(),
+    }
+    trace = write_part(tmp_path / "run.json", events.get(name, server_trace()))
     out = tmp_path / "out.png"
     assert main([str(trace), "--figure", name, "-o", str(out), "--size", "small"]) == 0
     assert out.read_bytes().startswith(PNG)
