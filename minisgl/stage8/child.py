@@ -14,7 +14,8 @@ import shutil
 import signal
 import sys
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from typing import Literal, NoReturn
 
 import msgspec
@@ -59,7 +60,10 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
 
 
 class Answering(msgspec.Struct, frozen=True, tag=True):
-    """To an empty line: this process runs, whatever its work is at."""
+    """To an empty line: this process runs. working: seconds for which its work has been at the same thing, if it says
+    so (`Child.working`)."""
+
+    working: float = 0.0
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
@@ -82,6 +86,7 @@ class Child:
         """Takes standard input and output for itself: what libraries print goes to standard error."""
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
+        self._working_since: float | None = None  # seconds of time.monotonic()
         self._lines, self._report = open(os.dup(0), "rb"), os.dup(1)  # noqa: SIM115 (until the end)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(2, 1)
@@ -103,6 +108,15 @@ class Child:
         whether it runs: in a thread of its own, since a step may take long. No `line` is read after this."""
         threading.Thread(target=self._watch, name="watch parent", daemon=True).start()
 
+    @contextlib.contextmanager
+    def working(self) -> Iterator[None]:
+        """Around one thing that must come to its end: the parent is told how long it takes."""
+        self._working_since = time.monotonic()
+        try:
+            yield
+        finally:
+            self._working_since = None
+
     @property
     def is_over(self) -> bool:
         """The server has ended, whatever this process still has to say: the folder of its sockets is gone."""
@@ -115,7 +129,8 @@ class Child:
     def _watch(self) -> None:
         for line in self._lines:
             if not line.strip():
-                self.tell(Answering())
+                since = self._working_since
+                self.tell(Answering(0.0 if since is None else time.monotonic() - since))
         self.tracer.close()
         shutil.rmtree(self.orders.directory, ignore_errors=True)  # the parent may not have been able to
         os._exit(0)

@@ -33,6 +33,7 @@ class ChildProcess:
         self.name = orders.name
         self.failed: Failed | None = None  # its last words
         self.dead = False
+        self.working_seconds = 0.0  # for which it has been at the same thing, when it last answered
         self._asked: float | None = None  # since when it owes an answer, in seconds of time.monotonic()
         self._process = subprocess.Popen(
             [sys.executable, "-m", module],
@@ -80,7 +81,7 @@ class ChildProcess:
             if isinstance(report, Ready):
                 ready = report
             elif isinstance(report, Answering):
-                self._asked = None
+                self._asked, self.working_seconds = None, report.working
             else:
                 self.dead, self.failed = True, report
         return ready

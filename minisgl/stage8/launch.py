@@ -18,6 +18,7 @@ from minisgl.stage8.sockets import Addresses
 
 SECONDS_TO_STOP = 5.0
 SECONDS_TO_ANSWER = 8.0  # its thread that does needs little of a processor, and Python's lock for a moment
+SECONDS_TO_WORK = 300.0  # at all that a tokenizer or the detokenizer has found in its queue at once
 SECONDS_TO_EXPLAIN = 5.0  # when one process fails: until the one that knows why has said so
 
 SCHEDULER, TEXT = "minisgl.stage8.scheduler_process", "minisgl.stage8.text_process"
@@ -83,10 +84,13 @@ class Processes:
             child.ask()
 
     def silent(self) -> str | None:
-        """Which process should have answered by now, in one line: it was stopped, or the machine is swapping."""
+        """Which process should have answered by now, in one line: it was stopped, or the machine is swapping. Or which
+        one answers, and hangs."""
         for child in self._children:
             if child.silent_seconds > SECONDS_TO_ANSWER:
                 return f"the {child.name} process has not answered for {child.silent_seconds:.0f} s"
+            if child.working_seconds > SECONDS_TO_WORK:
+                return f"the {child.name} process hangs: it has been at the same work for {child.working_seconds:.0f} s"
         return None
 
     def hear(self) -> bool:

@@ -12,7 +12,6 @@ from typing import Any, Protocol
 import msgspec
 
 from minisgl.core.tokenizer import Tokenizer
-from minisgl.core.trace import Tracer
 from minisgl.models.config import ModelConfig
 from minisgl.stage8.child import Child, EngineInfo, Orders, Ready, run_child
 from minisgl.stage8.detokenizer import DetokenizerRole
@@ -25,15 +24,16 @@ class Role(Protocol):
     def handle(self, messages: list[Message]) -> list[Message]: ...
 
 
-def serve_text(inbox: Inbox, roles: dict[str, Role], to_api: Outbox, to_scheduler: Outbox, tracer: Tracer) -> None:
+def serve_text(inbox: Inbox, roles: dict[str, Role], to_api: Outbox, to_scheduler: Outbox, child: Child) -> None:
     """For ever: wait, take everything, and send on what each role makes of it."""
     while True:
         messages = inbox.receive()
-        for name, role in roles.items():
-            with tracer.span("handle", name, messages=len(messages)):
-                results = role.handle(messages)
-            for message in results:
-                (to_api if isinstance(message, TO_API) else to_scheduler).send(message)
+        with child.working():
+            for name, role in roles.items():
+                with child.tracer.span("handle", name, messages=len(messages)):
+                    results = role.handle(messages)
+                for message in results:
+                    (to_api if isinstance(message, TO_API) else to_scheduler).send(message)
 
 
 def connect(sockets: Sockets, orders: Orders) -> tuple[Inbox, Outbox, Outbox]:
@@ -63,7 +63,7 @@ def work(child: Child) -> None:
     child.watch()
     roles = {name: make_role(name, orders, tokenizer, info) for name in orders.roles}
     child.tell(Ready())
-    serve_text(inbox, roles, to_api, to_scheduler, child.tracer)
+    serve_text(inbox, roles, to_api, to_scheduler, child)
 
 
 if __name__ == "__main__":

@@ -64,7 +64,8 @@ class TokenizerRole:
     def _answer(self, question: Encode | Decode) -> Answered | Rejected:
         try:
             if isinstance(question, Encode):
-                return Answered(question.uid, token_ids=self._tokenizer.encode(question.text, question.special))
+                (outcome,) = self._encode([question.text], question.special)
+                return Answered(question.uid, token_ids=_checked(outcome))
             for token_id in question.token_ids:
                 if not 0 <= token_id < self._vocab_size:
                     raise ValueError(f"token id {token_id} is not from 0 to {self._vocab_size - 1}")
@@ -109,13 +110,12 @@ class TokenizerRole:
 
     def _result(self, request: Tokenize, outcome: Outcome) -> Generate | Rejected:
         try:
-            if not isinstance(outcome, list):
-                raise outcome
-            params = self._complete(request, len(outcome))
-            check_prompt(outcome, params, self._vocab_size, self._info.max_seq_len)
-            check_fits(len(outcome), params, self._info.page_size, self._info.num_pages)
+            ids = _checked(outcome)
+            params = self._complete(request, len(ids))
+            check_prompt(ids, params, self._vocab_size, self._info.max_seq_len)
+            check_fits(len(ids), params, self._info.page_size, self._info.num_pages)
             text = None if request.echo == "no" else request.text
-            return Generate.of(request.uid, outcome, params, request.stop, request.echo, text)
+            return Generate.of(request.uid, ids, params, request.stop, request.echo, text)
         except BaseException as error:  # see `_rejected`
             return _rejected(request.uid, error)
 
@@ -127,6 +127,12 @@ class TokenizerRole:
         if params.seed is None and not params.is_greedy:
             params = replace(params, seed=self._seeds.randint(0, MAX_SEED))
         return params
+
+
+def _checked(outcome: Outcome) -> list[int]:
+    if not isinstance(outcome, list):
+        raise outcome
+    return outcome
 
 
 def forget_words(tokenizer: Tokenizer) -> None:

@@ -11,6 +11,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -33,7 +34,7 @@ import sys
 if "minisgl.stage8" in sys.orig_argv:
     from minisgl.stage8 import launch
 
-    launch.SECONDS_TO_ANSWER = 1.5
+    launch.SECONDS_TO_ANSWER = launch.SECONDS_TO_WORK = 1.5
 if "minisgl.stage8.scheduler_process" in sys.orig_argv:
     import time
 
@@ -50,8 +51,21 @@ if "minisgl.stage8.scheduler_process" in sys.orig_argv:
         return right(self, forward_input)
 
     Scheduler.forward = forward
+if "minisgl.stage8.text_process" in sys.orig_argv:
+    import time
+
+    from minisgl.core.tokenizer import Tokenizer
+
+    encode_batch = Tokenizer.encode_batch
+
+    def hang(self, texts, *more):
+        time.sleep(8.0 if any(len(text) == 85 for text in texts) else 0.0)
+        return encode_batch(self, texts, *more)
+
+    Tokenizer.encode_batch = hang
 """
 LONG_STEP, FAILING_STEP = "a" * 77, "a" * 93  # the latter with token 100 of its answer
+HANGING = "a" * 85
 
 
 @pytest.fixture(scope="module")
@@ -146,6 +160,17 @@ def test_a_stopped_process_is_noticed_and_a_long_step_is_not_one(tmp_path: Path,
         os.kill(server.children[0], signal.SIGSTOP)
         assert server.end() == 0, "it must be killed"
         assert server.remains() == []
+
+
+@pytest.mark.usefixtures("with_faults")
+def test_a_tokenizer_that_hangs_is_noticed_while_its_process_answers(tmp_path: Path, model: Path) -> None:
+    with running(tmp_path, "--model", str(model), *FLAGS) as server, ThreadPoolExecutor() as pool:
+        hanging = pool.submit(httpx.post, f"{server.url}/v1/completions", json=NORMAL | {"prompt": HANGING}, timeout=60)
+        wait_until(lambda: health(server).status_code == 503)
+        words = health(server).json()["error"]["message"]
+        assert "the tokenizer 0 process hangs: it has been at the same work for" in words
+        assert hanging.result().status_code == 200
+        wait_until(lambda: health(server).status_code == 200)
 
 
 @pytest.mark.usefixtures("with_faults")
