@@ -6,6 +6,8 @@ import os
 import re
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +130,32 @@ def test_words_that_clients_make_up_take_no_memory(model_folder: Path) -> None:
     env = {**os.environ, "RAYON_NUM_THREADS": "2"}
     grown = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True, env=env).stdout
     assert int(grown) < 16_000, f"{int(grown)} KiB more"
+
+
+@pytest.mark.parametrize("question", [Tokenize, Encode], ids=lambda kind: kind.__name__)
+def test_other_threads_run_while_a_long_text_is_encoded(question: type, tokenizer: Tokenizer) -> None:
+    """One of them answers the parent, to which this process would seem to have stopped."""
+    role = TokenizerRole(tokenizer, 49152, EngineInfo(500_000, 1, 500_000), seed=0)
+    text = "The quick brown fox. " * 50_000
+    begun, ended, turns = threading.Event(), threading.Event(), 0
+
+    def other() -> None:
+        nonlocal turns
+        begun.set()
+        while not ended.is_set():
+            turns += 1
+            time.sleep(0.001)
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    begun.wait()
+    before = turns
+    (result,) = role.handle([question(0, text=text, **({"params": PARAMS} if question is Tokenize else {}))])
+    during = turns - before
+    ended.set()
+    thread.join()
+    assert isinstance(result, Generate | Answered)
+    assert during > 20, f"{during} turns"
 
 
 def test_a_panic_of_the_tokenizer_costs_one_request(role: TokenizerRole, monkeypatch: pytest.MonkeyPatch) -> None:
