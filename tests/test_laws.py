@@ -14,10 +14,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1] / "minisgl"
 LIBRARY = ("models", "layers", "attention", "moe", "kernel", "sampling")
 STAGES = range(1, 9)
-DEVICE_ROOMS = (
-    *("kernel/", "attention/", "sampling/", "stage6/communicators"),
-    *("stage7/streams", "stage7/graph_runner", "stage7/cuda_graphs"),
-)
+DEVICE_ROOMS = ("kernel/", "attention/", "sampling/", "stage6/communicators", "stage7/streams", "stage7/graph_runner")
 DEVICE_QUESTION = re.compile(
     r"""\.is_cuda\b|\.type\s*[!=]=\s*["'](?:cpu|cuda|mps)|torch\.cuda\.(?!Event\b)|torch\.version\.cuda"""
 )

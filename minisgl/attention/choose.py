@@ -13,6 +13,9 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import torch
 
@@ -26,6 +29,7 @@ log = logging.getLogger("minisgl")
 _CPU = torch.device("cpu")
 _PARTS = ("triton", "fi", "fa", "trtllm")
 _XQA_PAGES = (16, 32, 64, 128)
+_FEW_TOKENS = 2048  # prompts of a batch together; up to here a GPU waits for launches
 _CUDA_CORE_GROUPS = (1, 2, 3, 4, 8)  # FlashInfer's CUDA-core decode is compiled for these
 
 
@@ -94,7 +98,7 @@ def _hybrid(prefill: str, decode: str, s: Shape, why: str = "") -> HybridAttenti
     second, second_kind = _decode_part(decode, s)
     kinds = f"prefill by {first_kind}, decode by {second_kind}"
     log.info("attention: %s, %d query heads a KV head, pages of %d%s", kinds, s.group, s.page_size, why)
-    return HybridAttention(first, second)
+    return HybridAttention(first, second, _records_steps(first, second, s))
 
 
 def _prefill_part(name: str, s: Shape) -> tuple[PrefillPart, str]:
@@ -114,7 +118,24 @@ def _prefill_part(name: str, s: Shape) -> tuple[PrefillPart, str]:
         from minisgl.attention.triton_attention import TritonPrefill
 
         return TritonPrefill(s.page_size), "our Triton kernel"
-    return _flashinfer_prefill(s)
+    from minisgl.attention.triton_attention import PrefillBySize, TritonPrefill
+
+    large, kind = _flashinfer_prefill(s)
+    if _missing("triton", s.dtype, s.device):
+        return large, kind
+    return PrefillBySize(TritonPrefill(s.page_size), large, _FEW_TOKENS), kind
+
+
+def _records_steps(prefill: PrefillPart, decode: DecodePart, s: Shape) -> Callable[..., Any] | None:
+    """See `HybridAttention`: where our kernel takes few prompts, and decode rows are as our kernel reads them."""
+    from minisgl.attention.paged_rows import PagedDecode
+    from minisgl.attention.step_rows import RecordedSteps
+    from minisgl.attention.triton_attention import PrefillBySize, TritonPrefill
+    from minisgl.attention.triton_kernels import TILE
+
+    if not isinstance(prefill, PrefillBySize | TritonPrefill) or not isinstance(decode, PagedDecode):
+        return None
+    return partial(RecordedSteps, page_size=s.page_size, tile=TILE)
 
 
 def _decode_part(name: str, s: Shape) -> tuple[DecodePart, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -45,8 +46,12 @@ class HybridAttention:
     """`--attn PREFILL,DECODE`. K and V are stored first, by `forward` or, with its callers' consent, before it:
     `attend_cached` is for a kernel that turns q and k and stores in one go."""
 
-    def __init__(self, prefill: PrefillPart, decode: DecodePart) -> None:
-        self.prefill, self.decode = prefill, decode
+    def __init__(
+        self, prefill: PrefillPart, decode: DecodePart, records_steps: Callable[..., Any] | None = None
+    ) -> None:
+        """records_steps: makes the RecordedSteps of steps with prompts, (max_decode, max_prompts, max_tokens,
+        page_table), when both parts can be recorded with them. None: they cannot."""
+        self.prefill, self.decode, self._records_steps = prefill, decode, records_steps
 
     def prepare_metadata(self, batch: Batch, page_table: Tensor) -> HybridMetadata:
         reqs = batch.padded_reqs
@@ -79,9 +84,19 @@ class HybridAttention:
     def init_capture_graph(self, max_size: int, page_table: Tensor) -> None:
         self.decode.init_capture_graph(max_size, page_table)
 
+    def init_capture_steps(self, max_decode: int, max_prompts: int, max_tokens: int, page_table: Tensor) -> bool:
+        if self._records_steps is not None:
+            self._steps = self._records_steps(max_decode, max_prompts, max_tokens, page_table)
+        return self._records_steps is not None
+
     def prepare_for_capture(self, batch: Batch) -> HybridMetadata:
+        if batch.phase != "decode":
+            return HybridMetadata(0, None, self._steps.of(batch.num_tokens))
         return HybridMetadata(batch.padded_size, self.decode.record(batch.padded_size), None)
 
     def prepare_for_replay(self, batch: Batch) -> None:
         assert isinstance(batch.attn_metadata, HybridMetadata)  # prepare_metadata gave it
-        self.decode.replay(batch, batch.attn_metadata.decode)
+        if batch.phase == "decode":
+            self.decode.replay(batch, batch.attn_metadata.decode)
+        else:
+            self._steps.fill(batch.attn_metadata.decode, batch.attn_metadata.prefill)

@@ -16,6 +16,7 @@ from minisgl.kernel.triton_runs import launches_early
 
 _PROGRAMS = 1024  # eight for each of a large GPU's processors
 _MOST_SPLITS = 32
+TILE = 64  # queries of a row that one program of `extend` takes
 
 
 def decode(
@@ -27,14 +28,15 @@ def decode(
     order: Tensor,
     page_size: int,
     splits: int,
+    out: Tensor | None = None,
 ) -> Tensor:
     """q: [rows, q_heads, head_dim]; k_cache, v_cache: [slots, kv_heads, head_dim]; pages: int32 [rows, most pages];
     lengths: int32 [rows], tokens of each row in the cache. order: int32 [rows], all rows, the longest first so that
-    none of those is left over at the end. splits: from `decode_splits`. Returns q's shape."""
+    none of those is left over at the end. splits: from `decode_splits`. Returns q's shape, in out if it is given."""
     rows, q_heads, dim = q.shape
     kv_heads, pdl = k_cache.shape[1], launches_early(q.device)
     group = q_heads // kv_heads
-    out = torch.empty((rows, q_heads, dim), dtype=q.dtype, device=q.device)
+    out = torch.empty((rows, q_heads, dim), dtype=q.dtype, device=q.device) if out is None else out
     partial = out if splits == 1 else q.new_empty((rows, q_heads, splits, dim), dtype=torch.float32)
     logsumexp = torch.empty((rows, q_heads, splits), dtype=torch.float32, device=q.device)
     block_dim, block_heads = max(16, triton.next_power_of_2(dim)), max(16, triton.next_power_of_2(group))
@@ -64,19 +66,20 @@ def extend(
     pages: Tensor,
     lengths: Tensor,
     starts: Tensor,
+    tiles: Tensor,
     page_size: int,
-    most: int,
+    out: Tensor | None = None,
 ) -> Tensor:
     """The queries of row i are its last tokens, q[starts[i] : starts[i + 1]]. q: [tokens, q_heads, head_dim];
-    starts: int32 [rows + 1]; most: queries of one row at most; the rest as in `decode`. Returns q's shape."""
+    starts: int32 [rows + 1]; tiles: int32 [tiles, 2], a row and the first of TILE of its queries (past its last: no work);
+    the rest as in `decode`. Returns the shape of q, in out if it is given: what is no row's stays as it is."""
     _, q_heads, dim = q.shape
     kv_heads = k_cache.shape[1]
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    block_queries, block_dim = 64, max(16, triton.next_power_of_2(dim))
-    _extend[(triton.cdiv(most, block_queries), q_heads, len(lengths))](
-        q, k_cache, v_cache, pages, lengths, starts, out, dim**-0.5 * 1.4426950408889634,
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
+    _extend[(len(tiles), q_heads)](
+        q, k_cache, v_cache, pages, lengths, starts, tiles, out, dim**-0.5 * 1.4426950408889634,
         q.stride(0), q.stride(1), k_cache.stride(0), pages.stride(0), q_heads, dim,
-        page_size, q_heads // kv_heads, block_queries, block_dim, 64, num_warps=4, num_stages=2,
+        page_size, q_heads // kv_heads, TILE, max(16, triton.next_power_of_2(dim)), 64, num_warps=4, num_stages=2,
     )  # fmt: skip
     return out
 
@@ -148,18 +151,19 @@ def _add_parts(
 
 @triton.jit
 def _extend(
-    q, k_cache, v_cache, pages, lengths, starts, out, scale,
+    q, k_cache, v_cache, pages, lengths, starts, tiles, out, scale,
     q_row, q_head, slot_size, pages_row, q_heads, dim,
     PAGE: tl.constexpr, GROUP: tl.constexpr, QUERIES: tl.constexpr, DIM: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
-    """One head of a block of one row's queries, over all keys that they may see."""
-    block, head, row = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
+    """One head of a tile of one row's queries, over all keys that they may see."""
+    tile, head = tl.program_id(0), tl.program_id(1)
+    row, first_query = tl.load(tiles + 2 * tile).to(tl.int64), tl.load(tiles + 2 * tile + 1)
     first_token, end_token = tl.load(starts + row), tl.load(starts + row + 1)
     count = end_token - first_token
-    if block * QUERIES >= count:
+    if first_query >= count:
         return
     length = tl.load(lengths + row)
-    query, column = block * QUERIES + tl.arange(0, QUERIES), tl.arange(0, DIM)
+    query, column = first_query + tl.arange(0, QUERIES), tl.arange(0, DIM)
     position = length - count + query
     inside = (query < count)[:, None] & (column < dim)[None, :]
     token = (first_token + query).to(tl.int64)[:, None]
@@ -167,7 +171,7 @@ def _extend(
     highest = tl.full([QUERIES], float("-inf"), tl.float32)
     total = tl.zeros([QUERIES], tl.float32)
     sums = tl.zeros([QUERIES, DIM], tl.float32)
-    end = tl.minimum(length - count + (block + 1) * QUERIES, length)
+    end = tl.minimum(length - count + first_query + QUERIES, length)
     for first in range(0, end, KEYS):
         key = first + tl.arange(0, KEYS)
         page = tl.load(pages + row * pages_row + key // PAGE, mask=key < end, other=0).to(tl.int64)

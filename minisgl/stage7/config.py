@@ -21,7 +21,7 @@ class OverlapConfig(ParallelConfig):
     )
     cuda_graph_max_prefill: int = option(
         2048,
-        "most tokens of a step with prompts that run as CUDA graphs, 0 for none",
+        "most tokens of a step with prompts that runs as a CUDA graph, 0 for none; needs --attn auto, fi or triton",
         metavar="N",
     )
 

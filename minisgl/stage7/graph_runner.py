@@ -22,10 +22,11 @@ from minisgl.learn import exercise
 from minisgl.moe.layer import waits_for_host
 from minisgl.stage6.engine import RankEngine
 from minisgl.stage7.config import OverlapConfig
-from minisgl.stage7.cuda_graphs import CudaGraphMaker, Replay
-from minisgl.stage7.piecewise_graphs import PiecewiseGraphs
+from minisgl.stage7.step_graphs import StepGraphs, record_steps
 
 log = logging.getLogger("minisgl")
+
+Replay = Callable[[], None]
 
 
 @runtime_checkable
@@ -80,7 +81,7 @@ class GraphRunner:
 
     @exercise("7.5")
     def replay(self, batch: Batch) -> Tensor:
-        """Give the graph what the step reads, and run it. Logits [reqs, local_vocab], without the padding's.
+        """Give the graph what the step reads, and run it. Logits [reqs, vocab], without the padding's.
 
         The head stands outside the graph: it is one kernel, and its output, the only large one of a step, then needs no
         memory of its own in each graph, nor a copy out of it.
@@ -113,15 +114,16 @@ class GraphEngine(RankEngine):
 
     def prepare_to_run(self) -> None:
         self.graphs: GraphRunner | None = None
-        self.pieces: PiecewiseGraphs | None = None
+        self.step_graphs: StepGraphs | None = None
         _record_graphs(self)
 
     def pad(self, batch: Batch) -> None:
-        if self.graphs is not None:
-            self.graphs.pad(batch)
+        for graphs in (self.graphs, self.step_graphs):
+            if graphs is not None:
+                graphs.pad(batch)
 
     def run_model(self, batch: Batch) -> Tensor:
-        for graphs in (self.graphs, self.pieces):
+        for graphs in (self.graphs, self.step_graphs):
             if graphs is not None and graphs.can_run(batch):
                 return graphs.replay(batch)
         return super().run_model(batch)
@@ -148,9 +150,10 @@ def _record_graphs(engine: GraphEngine) -> None:
     else:
         sizes = graph_sizes(largest)
         log.info("CUDA graphs: recording %d batch sizes: %s", len(sizes), " ".join(map(str, sizes)))
-        free, maker = free_memory(engine.device), CudaGraphMaker(engine.device)
-        engine.graphs = GraphRunner(engine, engine.attention, sizes, maker)
-        engine.pieces = PiecewiseGraphs(engine, engine.config.cuda_graph_max_prefill, maker)
+        free, make_graph = free_memory(engine.device), CudaGraphMaker(engine.device)
+        engine.graphs = GraphRunner(engine, engine.attention, sizes, make_graph)
+        most = engine.config.cuda_graph_max_prefill
+        engine.step_graphs = record_steps(engine, most, largest, make_graph)
         log.info("CUDA graphs: %.2f GiB", (free - free_memory(engine.device)) / 2**30)
 
 
@@ -160,3 +163,22 @@ def _largest_size(engine: GraphEngine) -> int:
         memory = torch.cuda.get_device_properties(engine.device).total_memory
         wanted = 256 if memory > 80 * 2**30 else 160
     return min(engine.config.max_running_requests, 256 if wanted is None else wanted)
+
+
+class CudaGraphMaker:
+    """Graphs that share one memory pool: they never run at the same time."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream(device)
+
+    @torch.inference_mode()
+    def __call__(self, run: Replay) -> Replay:
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            run()  # once outside: libraries make their workspaces at their first call
+        torch.cuda.current_stream().wait_stream(self._stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+            run()
+        return graph.replay

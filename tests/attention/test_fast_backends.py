@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
@@ -18,7 +19,9 @@ if not torch.cuda.is_available() and "TRITON_INTERPRET" not in os.environ:
 from minisgl.attention import create_attention
 from minisgl.attention.hybrid import HybridAttention
 from minisgl.attention.shape import Shape
+from minisgl.attention.step_rows import RecordedSteps
 from minisgl.attention.triton_attention import TritonDecode, TritonPrefill
+from minisgl.attention.triton_kernels import TILE
 from minisgl.core.batch import Batch
 from minisgl.core.context import Context
 from minisgl.core.req import Req
@@ -32,7 +35,8 @@ MIXED = [(99, 100), (16, 17), (0, 1), (0, 70), (48, 53), (160, 161)]  # (cached_
 
 def backend(name: str, shape: Shape) -> Any:
     if DEVICE.type == "cpu":
-        return HybridAttention(TritonPrefill(shape.page_size), TritonDecode(shape.page_size))
+        steps = partial(RecordedSteps, page_size=shape.page_size, tile=TILE)
+        return HybridAttention(TritonPrefill(shape.page_size), TritonDecode(shape.page_size), steps)
     return create_attention(name, *shape)
 
 
@@ -169,6 +173,37 @@ def test_recorded_rows_are_filled_for_each_step(name: str, dtype: torch.dtype) -
             n = len(lengths)
             torch.testing.assert_close(replayed[:n], eager[:n], atol=1e-2, rtol=1e-2)
             assert torch.isfinite(replayed).all()
+
+
+@pytest.mark.parametrize(("name", "dtype"), CASES)
+def test_recorded_steps_with_prompts_are_those_of_no_graph(name: str, dtype: torch.dtype) -> None:
+    """Of any kind, one after the other in the same buffers, and with a request that only fills up."""
+    torch.manual_seed(0)
+    tokens = 256
+    for shape in shapes(16, dtype):
+        attention = backend(name, shape)
+        recorded = None
+        for lengths, num_decode in ((MIXED, 1), ([(0, 130)], 0), ([(40, 41), (150, 151), (64, 70), (0, 90)], 2)):
+            scene = Scene.build([*lengths, *[(0, 300)] * (7 - len(lengths))], num_decode, shape, 100.0)
+            batch = scene.batch
+            batch.padded_reqs = batch.reqs = batch.reqs[: len(lengths)]
+            n = batch.num_tokens
+            batch.padded_reqs = [*batch.reqs, dummy(tokens - n, scene)]
+            if recorded is None:
+                if not attention.init_capture_steps(3, 8, tokens, scene.table):
+                    pytest.skip("a planned decode is in no graph of prompts")
+                recorded = attention.prepare_for_capture(Batch([dummy(tokens, scene)]))
+            batch.attn_metadata = attention.prepare_metadata(batch, scene.table)
+            attention.prepare_for_replay(batch)
+            q = torch.randn(tokens, shape.q_heads, shape.head_dim).to(shape.device, shape.dtype)
+            replayed = attention.attend_cached(q, 0, scene.context(recorded))
+            eager = attention.attend_cached(q, 0, scene.context(batch.attn_metadata))
+            torch.testing.assert_close(replayed[:n], eager[:n], atol=1e-2, rtol=1e-2)
+            assert torch.isfinite(replayed).all()
+
+
+def dummy(tokens: int, scene: Scene) -> Req:
+    return Req(-1, torch.zeros(tokens, dtype=torch.int32), SamplingParams(max_tokens=1), len(scene.table) - 1)
 
 
 @on_gpu
