@@ -189,13 +189,20 @@ def check_max_seq_len(config: Config, model_config: ModelConfig) -> int:
     return wanted
 
 
+def _raise_for_bad_id(ids: Sequence[int], vocab_size: int) -> None:
+    """The first that is none. Nothing when all are: a subclass of int is one, too."""
+    for token_id in ids:
+        if isinstance(token_id, bool) or not isinstance(token_id, int) or not 0 <= token_id < vocab_size:
+            raise ValueError(f"token id {token_id!r:.80} is not an integer from 0 to {vocab_size - 1}")
+
+
 def check_prompt(ids: Sequence[int], params: SamplingParams, vocab_size: int, max_seq_len: int) -> None:
     """Raises ValueError when the request could not be served: empty, ids out of range, or too long."""
     if not ids:
         raise ValueError("the prompt is empty: give at least one token")
-    for token_id in ids:
-        if isinstance(token_id, bool) or not isinstance(token_id, int) or not 0 <= token_id < vocab_size:
-            raise ValueError(f"token id {token_id!r:.80} is not an integer from 0 to {vocab_size - 1}")
+    # Types and ends first: token by token, 140,000 of them take 50 ms, and nothing runs meanwhile.
+    if set(map(type, ids)) != {int} or min(ids) < 0 or max(ids) >= vocab_size:
+        _raise_for_bad_id(ids, vocab_size)
     for name, token_ids in (("stop_token_ids", params.stop_token_ids), ("logit_bias", params.logit_bias or ())):
         if token_ids and max(token_ids) >= vocab_size:
             raise ValueError(f"{name} has token id {max(token_ids)}, over this model's last, {vocab_size - 1}")

@@ -68,7 +68,7 @@ class Penalties:
         ids = self.tokens[self.pool_rows].long()  # [n, width]
         place = torch.arange(ids.shape[1], device=ids.device)  # [width]
         known = place < self.ends[:, None]  # [n, width]
-        ids = ids.where(known, 0)
+        ids = ids.masked_fill(~known, 0)  # `where` would make the host wait: it copies its number to the device
         if self.of_all:
             seen = _counts(ids, known, logits) > 0  # [n, vocab]
             factor = self.repetition[:, None]
