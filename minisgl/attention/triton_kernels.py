@@ -71,7 +71,7 @@ def extend(
     out: Tensor | None = None,
 ) -> Tensor:
     """The queries of row i are its last tokens, q[starts[i] : starts[i + 1]]. q: [tokens, q_heads, head_dim];
-    starts: int32 [rows + 1]; tiles: int32 [tiles, 2], a row and the first of TILE of its queries (or one past them all);
+    starts: int32 [rows + 1]; tiles: int32 [tiles, 2], a row and the first of TILE of its queries (or past them all);
     the rest as in `decode`. Returns the shape of q, in out if it is given: what is no row's stays as it is."""
     _, q_heads, dim = q.shape
     kv_heads = k_cache.shape[1]
