@@ -238,8 +238,8 @@ viz.time_parts(
 # %% [markdown]
 # Nearly always too fast, by a tenth or two. For the H200 only single steps could be compared: decode within 14 %,
 # **prompts 1.2 to 1.3 times too fast** ([the log](../dev/LOG.md) has it all). So ask the model what that would do to
-# the answer: the same device with matrix products 1.3 times slower. And the answer hangs on chance: 400 requests are ten seconds
-# of traffic.
+# the answer: the same device with matrix products 1.3 times slower. And the answer hangs on chance: 400 requests are
+# ten seconds of traffic.
 #
 # **Predict:** 40 a second were fine. How many with the slower device? And with other draws of the same traffic?
 
