@@ -25,13 +25,16 @@
 
 # %%
 import json
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import torch
+from IPython.display import display
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from minisgl import SamplingParams, viz
@@ -53,6 +56,7 @@ from minisgl.stage7.llm import LLM
 
 folder = tempfile.TemporaryDirectory()
 RECORDS = Path("../minisgl/benchmark/results")
+DATA = Path("data")
 QWEN = model_config("qwen3-0.6b")
 
 # %% [markdown]
@@ -410,6 +414,76 @@ assert graph_reads.pages.data_ptr() == address
 
 # %%
 check("7.5")
+
+# %% [markdown]
+# ## On one H200, recorded
+#
+# The real thing: Qwen3-0.6B's decode steps with 64 requests, with and without overlap, with and without graphs. The
+# device's times are CUDA events around each step. The traces are in `data/`, and say where they are from.
+#
+# **Predict:** a step without graphs is some 300 launches. Which of the four has the shortest steps? Does overlap help
+# where there are no graphs?
+
+
+# %%
+def recorded_steps(folder, requests=64):
+    names = {"plain, eager": "plain-eager", "overlap, eager": "overlap-eager"}
+    names |= {"plain, graphs": "plain-graphs", "overlap, graphs": "overlap-graphs"}
+    return {name: read_events(folder / f"stage7-steps-{requests}-{file}.json") for name, file in names.items()}
+
+
+def step_ms(events):
+    """Milliseconds from a step's start on the device to the next one's, the median."""
+    starts = [event.ts for event in events if event.track == "device"]
+    return statistics.median(b - a for a, b in pairwise(starts)) / 1e6
+
+
+source = json.loads((DATA / "stage7-steps-64-overlap-graphs.json").read_text())["otherData"]
+print(source["machine"], source["date"], source["versions"], "·", source["command"])
+runs_recorded = recorded_steps(DATA)
+apart_ms = {name: step_ms(events) for name, events in runs_recorded.items()}
+print({name: round(ms, 2) for name, ms in apart_ms.items()}, "ms a step")
+assert apart_ms["overlap, graphs"] < apart_ms["plain, graphs"] < apart_ms["plain, eager"] / 4
+assert abs(apart_ms["overlap, eager"] / apart_ms["plain, eager"] - 1) < 0.35
+viz.timeline(
+    runs_recorded,
+    count=5,
+    title=f"A graph makes a step of {apart_ms['plain, eager']:.0f} ms one of {apart_ms['plain, graphs']:.1f}, "
+    f"and overlap then one of {apart_ms['overlap, graphs']:.1f}",
+)
+
+# %% [markdown]
+# Without graphs the host launches all the time: there is nothing left of it to overlap with, and the loop with overlap
+# is no faster. (Here every launch goes through Python and Triton's launcher, some 55 µs each.)
+# With graphs a step is 2 ms of the device and as much of the host, and overlap is what puts them side by side. Bubbles
+# remain even then: at 64 requests this model is so small that scheduling takes longer than computing.
+#
+# One step of one request, launch by launch and kernel by kernel, under torch's profiler, which slows the host down:
+#
+# **Predict:** how many launches are left with a graph?
+
+# %%
+profiled = {
+    name: read_events(DATA / f"stage7-launches-1-{file}.json")
+    for name, file in {"one by one": "eager", "as a graph": "graphs"}.items()
+}
+one_by_one, as_graph = map(viz.launched_step, profiled.values())
+assert len(one_by_one.launches) == len(one_by_one.kernels) > 10 * len(as_graph.launches)
+assert abs(one_by_one.busy / as_graph.busy - 1) < 0.25  # the work is the same
+assert as_graph.lasts < one_by_one.lasts / 5
+viz.launches(profiled)
+
+# %% [markdown]
+# 13 launches: the graph, the head, two for sampling, and copies of what the step reads. To record the same on your own
+# GPU (half a minute; any CUDA GPU):
+
+# %%
+if torch.cuda.is_available():
+    command = ["-m", "minisgl.benchmark", "record-trace", "steps", "--model", "qwen3-0.6b", "--out", folder.name]
+    subprocess.run([sys.executable, *command], check=True, timeout=300)
+    display(viz.timeline(recorded_steps(Path(folder.name)), count=5))
+else:
+    print("no CUDA here")
 
 # %% [markdown]
 # ## If you have a GPU

@@ -62,10 +62,12 @@ def launched_step(events: Sequence[Event]) -> LaunchedStep:
 
 @styled
 def launches(
-    runs: Mapping[str, Sequence[Event]], *, most: float = 3e-4, title: str | None = None, size: Size = "notebook"
+    runs: Mapping[str, Sequence[Event]], *, most: float | None = None, title: str | None = None, size: Size = "notebook"
 ) -> Figure:
-    """The beginning of a step of each run, on one scale. most: seconds. A line leads from a launch to each kernel."""
+    """The beginning of a step of each run, on one scale. most: seconds (None: the shortest step, whole). A line leads
+    from a launch to each kernel."""
     steps = {name: launched_step(events) for name, events in runs.items()}
+    most = most or 1.03 * min(step.lasts for step in steps.values())
     figure, rows = new_figure(size, title or _finding(steps), len(steps), 0.45 + 0.27 * len(steps), sharex=True)
     unit = units.time_unit(most)
     for axes, (name, step) in zip(rows, steps.items(), strict=True):

@@ -298,6 +298,7 @@ def test_what_the_device_waits_for() -> None:
         "eager: 10 launches, 10 kernels",
         "graph: 2 launches, 10 kernels",
     ]
+    assert figure.axes[0].get_xlim() == pytest.approx((0, 1.03 * 40)), "the shorter step is there whole"
 
 
 def test_kernels_of_two_streams_are_not_counted_twice() -> None:
