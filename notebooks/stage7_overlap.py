@@ -318,8 +318,9 @@ viz.launch_tax(bars, title=f"Launched one by one, kernels keep the device waitin
 
 # %% [markdown]
 # The launches are what plain torch would need, one by one. The recorded steps had two remedies: **fewer kernels** ([a
-# page of its own](../chapters/stage7_overlap/kernels.md)) and **one launch for all of them**, a CUDA graph. A large
-# batch needs neither: its device is busy for longer than the host takes to ask.
+# page of its own](../chapters/stage7_overlap/kernels.md)) and **one launch for all of them**, a CUDA graph. At 5 µs a
+# large batch would need neither: its device is busy for longer than the host takes to ask. (From Python a launch costs
+# ten times as much, as you will see.)
 
 # %% [markdown]
 # ## Exercise 7.4 · pad to a graph
@@ -455,6 +456,7 @@ viz.timeline(
 # %% [markdown]
 # Without graphs the host launches all the time: there is nothing left of it to overlap with, and the loop with overlap
 # is no faster. (Here every launch goes through Python and Triton's launcher, some 55 µs each.)
+# (A bar of the device's is from a step's first kernel to its last: without graphs it mostly waits, see below.)
 # With graphs a step is 2 ms of the device and as much of the host, and overlap is what puts them side by side. Bubbles
 # remain even then: at 64 requests this model is so small that scheduling takes longer than computing.
 #
@@ -474,8 +476,34 @@ assert as_graph.lasts < one_by_one.lasts / 5
 viz.launches(profiled)
 
 # %% [markdown]
-# 13 launches: the graph, the head, two for sampling, and copies of what the step reads. To record the same on your own
-# GPU (half a minute; any CUDA GPU):
+# 13 launches: the graph, the head, two for sampling, and copies of what the step reads. What the launches cost a step,
+# then: the time in which kernels run is the profiler's, how long the step is on the device was measured without it.
+#
+# **Predict:** for which of these four does the device mostly compute?
+
+# %%
+tax = {}
+for requests in (1, 64):
+    for name, file in {"one by one": "eager", "as a graph": "graphs"}.items():
+        busy = viz.launched_step(read_events(DATA / f"stage7-launches-{requests}-{file}.json")).busy
+        plain = recorded_steps(DATA, requests)[f"plain, {file}"]
+        whole = statistics.median(event.duration for event in plain if event.track == "device") / 1e9
+        tax[f"{requests} request{'s' * (requests > 1)}, {name}"] = (busy, whole)
+computes = {name: busy / whole for name, (busy, whole) in tax.items()}
+assert all(share > 0.75 for name, share in computes.items() if "graph" in name)
+assert all(share < 0.15 for name, share in computes.items() if "graph" not in name)
+waits = [f"{100 * (1 - share):.0f}\u00a0%" for share in computes.values()]
+viz.launch_tax(
+    tax,
+    title=f"One by one the device waits for launches {waits[0]} of a step of 1 request and {waits[2]} of one of 64, "
+    f"in a graph {waits[1]} and {waits[3]}",
+)
+
+# %% [markdown]
+# A kernel one by one is 55 to 64 µs of the host, where the call that launches it takes 7: the rest is Python's way to
+# it. So even 64 requests wait.
+#
+# To record the same on your own GPU (half a minute; any CUDA GPU):
 
 # %%
 if torch.cuda.is_available():

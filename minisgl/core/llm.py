@@ -200,7 +200,7 @@ def check_prompt(ids: Sequence[int], params: SamplingParams, vocab_size: int, ma
     """Raises ValueError when the request could not be served: empty, ids out of range, or too long."""
     if not ids:
         raise ValueError("the prompt is empty: give at least one token")
-    # Types and ends first: token by token, 140,000 of them take 50 ms, and nothing runs meanwhile.
+    # Types and ends first: token by token it takes half as long again, and nothing runs meanwhile.
     if set(map(type, ids)) != {int} or min(ids) < 0 or max(ids) >= vocab_size:
         _raise_for_bad_id(ids, vocab_size)
     for name, token_ids in (("stop_token_ids", params.stop_token_ids), ("logit_bias", params.logit_bias or ())):
