@@ -89,7 +89,7 @@ class MyGraphRunner(GraphRunner):
 
     # 7.5 replay a graph
     def replay(self, batch: Batch) -> Tensor:
-        """Give the graph what the step reads, and run it. Logits [reqs, vocab], without the padding's.
+        """Give the graph what the step reads, and run it. Logits [reqs, local_vocab], without the padding's.
 
         The head stands outside the graph: it is one kernel, and its output, the only large one of a step, then needs no
         memory of its own in each graph, nor a copy out of it.

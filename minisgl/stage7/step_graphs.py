@@ -76,7 +76,7 @@ class StepGraphs:
         return self._has_rows(batch) and len(batch.positions) in self._replays
 
     def replay(self, batch: Batch) -> Tensor:
-        """Logits [reqs, vocab]."""
+        """Logits [reqs, local_vocab]."""
         size = len(batch.positions)
         assert batch.logits_rows is not None  # a step with prompts has some
         self._input_ids[:size] = batch.input_ids
