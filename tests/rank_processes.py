@@ -32,6 +32,8 @@ def sums(comm: DistributedCommunicator, steps: int) -> None:
     """Small integers, whose sum is exact in any order and in bfloat16. On a GPU every other step replays a graph."""
     mostly = torch.bfloat16, torch.float32
     shapes = [(rows, dtype) for rows in (1, 3, 64, 257, 2048) for dtype in mostly] + [(5, torch.float16)]
+    if comm.device.type == "cuda":
+        shapes.append((14_000, torch.bfloat16))  # nearly 16 MiB
     places = [torch.zeros(rows, COLUMNS, dtype=dtype, device=comm.device) for rows, dtype in shapes]
     replays = [graph_of(comm.all_reduce, place) for place in places]
     wrong = torch.zeros((), dtype=torch.int64, device=comm.device)

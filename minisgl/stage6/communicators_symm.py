@@ -20,10 +20,11 @@ from torch import Tensor
 from minisgl.kernel.triton_runs import triton_runs
 from minisgl.stage6.communicators import DistributedCommunicator
 
-# Where the next way is faster, in bytes of a rank's terms: two H200 (NV18), torch 2.11, NCCL 2.28.9, in a CUDA graph.
-ONE_SHOT_MOST = 4 << 20
+# Up to how many bytes of a rank's terms one-shot is the fastest, by ranks (those that torch's two-shot is made for).
+# Two: `benchmark all_reduce`, two H200 (NV18), torch 2.11, NCCL 2.28.9, in a CUDA graph, 2026-11-30: 16 MiB take 64 µs,
+# by two-shot 72, by NCCL 81, and what is larger was not measured. Four and eight: not measured, vLLM's limits.
+ONE_SHOT_MOST = {2: 16 << 20, 4: 512 << 10, 8: 256 << 10}
 TWO_SHOT_MOST = 16 << 20
-SIZES = (2, 4, 8)  # ranks that torch's kernels are made for
 _DTYPES = (torch.bfloat16, torch.float32)  # that they add
 _ALIGNMENT = 16  # bytes: they read as many at once
 
@@ -71,12 +72,13 @@ class SymmetricCommunicator(DistributedCommunicator):
     """Sums of up to TWO_SHOT_MOST bytes through symmetric memory; all else as its base does."""
 
     def connect(self) -> None:
-        self._buffer = SymmetricBuffer(self, ONE_SHOT_MOST, TWO_SHOT_MOST)
+        self._one_shot_most = ONE_SHOT_MOST[self.size]
+        self._buffer = SymmetricBuffer(self, self._one_shot_most, TWO_SHOT_MOST)
 
     def sum(self, x: Tensor) -> Tensor:
         if not takes(x):
             return super().sum(x)
-        return self._buffer.one_shot(x) if x.nbytes <= ONE_SHOT_MOST else self._buffer.two_shot(x)
+        return self._buffer.one_shot(x) if x.nbytes <= self._one_shot_most else self._buffer.two_shot(x)
 
 
 def takes(x: Tensor) -> bool:
@@ -88,8 +90,8 @@ def takes(x: Tensor) -> bool:
 
 def why_not(rank: int, size: int) -> str | None:
     """What this machine lacks for symmetric memory between its first `size` GPUs; None: nothing."""
-    if size not in SIZES:
-        return f"it is made for {', '.join(map(str, SIZES))} ranks, not for {size}"
+    if size not in ONE_SHOT_MOST:
+        return f"it is made for {', '.join(map(str, ONE_SHOT_MOST))} ranks, not for {size}"
     if not hasattr(torch.ops.symm_mem, "two_shot_all_reduce_out"):
         return f"torch {torch.__version__} does not have it"
     if not triton_runs(torch.device("cuda", rank)):
