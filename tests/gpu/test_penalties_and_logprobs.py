@@ -37,7 +37,7 @@ PARAMS = [
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With narrow weights: wide ones make a rounding of float32 a thousandth of a logit and more."""
+    """With narrow weights. On a CPU float32 is within 1.3e-5 of float64 with them, and within 5e-3 with wide ones."""
     heads = {"hidden_size": 576, "num_attention_heads": 9, "num_key_value_heads": 3}
     made = make_tiny_model(tmp_path_factory.mktemp("tiny"), **heads)
     tensors = load_file(made / "model.safetensors")
@@ -65,13 +65,13 @@ def test_float32_is_that_of_the_cpu(folder: Path, expected: list[Completion], op
         assert found.token_ids == wanted.token_ids
         assert (found.logprobs is None) == (wanted.logprobs is None)
         for a, b in zip(found.logprobs or [], wanted.logprobs or [], strict=True):
-            assert a.logprob == pytest.approx(b.logprob, abs=1e-3)
-            assert [p for _, p in a.top] == pytest.approx([p for _, p in b.top], abs=1e-3)
+            assert a.logprob == pytest.approx(b.logprob, abs=1e-4)
+            assert [p for _, p in a.top] == pytest.approx([p for _, p in b.top], abs=1e-4)
         assert (found.prompt_logprobs is None) == (wanted.prompt_logprobs is None)
         for c, d in zip((found.prompt_logprobs or [])[1:], (wanted.prompt_logprobs or [])[1:], strict=True):
             assert c is not None
             assert d is not None
-            assert c.logprob == pytest.approx(d.logprob, abs=1e-3)
+            assert c.logprob == pytest.approx(d.logprob, abs=1e-4)
 
 
 @pytest.fixture
