@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 from minisgl.core.config import Config, make_config
 from minisgl.core.detokenizer import IncrementalDetokenizer
+from minisgl.core.garbage import spared
 from minisgl.core.outputs import Chunk, Completion, FinishReason, TokenOutput
 from minisgl.core.sampling_params import MAX_SEED, SamplingParams
 from minisgl.core.tokenizer import Tokenizer
@@ -131,7 +132,8 @@ class BaseLLM(ABC):
             raise RuntimeError("a generate or stream of this LLM is still open: finish or close it first")
         self._open = self._run(requests)
         try:
-            yield from self._open
+            with spared():
+                yield from self._open
         finally:
             self._open.close()
             self._open = None

@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 
 from minisgl.core.config import make_config
+from minisgl.core.garbage import spare_for_good
 from minisgl.core.trace import Tracer
 from minisgl.models.config import ModelConfig
 from minisgl.stage5.scheduler import Scheduler
@@ -59,6 +60,7 @@ def _run(start: Start, connection: Connection, mailbox: Mailbox) -> None:
         if comm.rank == 0:
             report(Idle(scheduler.stats()))
 
+    spare_for_good()
     report(Ready(engine.pool.num_pages, *engine.memory()))
     for outputs in stage.serve(scheduler, LockStepInbox(mailbox, comm.broadcast, report_idle)):
         if outputs and comm.rank == 0:  # the others have computed the same

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from minisgl.core.garbage import spare_for_good
 from minisgl.core.llm import check_max_seq_len
 from minisgl.core.tokenizer import Tokenizer
 from minisgl.models.config import ModelConfig
@@ -61,7 +62,9 @@ def make_scheduler(child: Child) -> Scheduler:
     max_seq_len = check_max_seq_len(config, model_config)
     engine_config = config if config.disable_overlap else replace(config, threads=HOST_THREADS)
     engine = GraphEngine(engine_config, folder, model_config, max_seq_len, orders.index, rendezvous)
-    return Scheduler(config, engine, Tokenizer.from_folder(folder).eos_ids, child.tracer)
+    scheduler = Scheduler(config, engine, Tokenizer.from_folder(folder).eos_ids, child.tracer)
+    spare_for_good()
+    return scheduler
 
 
 def serve(scheduler: Scheduler, inbox: RankInbox, desk: Desk) -> NoReturn:

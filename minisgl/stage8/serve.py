@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from minisgl.core.cli import config_options, fail, run_prompts, sampling_params, with_mine
+from minisgl.core.garbage import spare_for_good
 from minisgl.core.llm import check_max_seq_len
 from minisgl.core.trace import Tracer, merge
 from minisgl.models.config import ModelConfig
@@ -137,6 +138,7 @@ class Server:
         try:
             await asyncio.wait((heard, *ends), return_when=asyncio.FIRST_COMPLETED)
             if heard.done():
+                spare_for_good()
                 self.service.frontend, self.service.status = frontend, "ready"
                 print(self._ready_line(), file=sys.stderr, flush=True)
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)

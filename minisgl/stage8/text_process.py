@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from minisgl.core.garbage import spare_for_good
 from minisgl.core.tokenizer import Tokenizer
 from minisgl.models.config import ModelConfig
 from minisgl.stage8.child import Child, EngineInfo, Orders, Ready, run_child
@@ -62,6 +63,7 @@ def work(child: Child) -> None:
     info = msgspec.json.decode(child.line(), type=EngineInfo)
     child.watch()
     roles = {name: make_role(name, orders, tokenizer, info) for name in orders.roles}
+    spare_for_good()
     child.tell(Ready())
     serve_text(inbox, roles, to_api, to_scheduler, child)
 
