@@ -68,7 +68,8 @@ class FlashInferPrefill:
         return wrapper
 
     def attend(self, q: Tensor, layer_id: int, cache: KVCache, metadata: Any) -> Tensor:
-        return metadata.run(q, self.shape.by_page(cache, layer_id))
+        out = torch.empty_like(q)  # what FlashInfer makes itself it first fills with zeros
+        return metadata.run(q, self.shape.by_page(cache, layer_id), out=out)
 
 
 class FlashInferDecode:

@@ -35,8 +35,8 @@ def silu_and_mul(gate_up: Tensor) -> Tensor:
     """As `SiluAndMul.forward`. gate_up: [tokens, 2 × size], contiguous."""
     tokens, size = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty((tokens, size), dtype=gate_up.dtype, device=gate_up.device)
-    pdl = launches_early(gate_up.device)
-    _silu_and_mul[(tokens, triton.cdiv(size, 1024))](gate_up, out, size, 1024, pdl, launch_pdl=pdl)
+    pdl, block = launches_early(gate_up.device), 1024 if size <= 4096 else 2048
+    _silu_and_mul[(tokens, triton.cdiv(size, block))](gate_up, out, size, block, pdl, num_warps=8, launch_pdl=pdl)
     return out
 
 

@@ -81,10 +81,15 @@ class DecoderLayer(nn.Module):
         self.input_layernorm = RMSNormFused(config.hidden_size, config.rms_norm_eps)
         self.post_attention_layernorm = RMSNormFused(config.hidden_size, config.rms_norm_eps)
 
-    def forward(self, x: Tensor, residual: Tensor | None, ctx: Context) -> tuple[Tensor, Tensor]:
-        """x: [tokens, hidden], still to be added to the residual, as what is returned is."""
+    def forward(
+        self, x: Tensor, residual: Tensor | None, ctx: Context, rows: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """x: [tokens, hidden], still to be added to the residual, as what is returned is. rows: int64 [rows], the
+        tokens that are wanted of this layer; None: all. The others' K and V are computed, and nothing more."""
         x, residual = self.input_layernorm(x, residual)
         x = self.self_attn(x, ctx)
+        if rows is not None:
+            x, residual = x[rows], residual[rows]  # [rows, hidden]
         x, residual = self.post_attention_layernorm(x, residual)
         return self.mlp(x), residual
 
@@ -103,10 +108,11 @@ class Decoder(nn.Module):
         """Returns [rows, hidden] for ctx.logits_rows."""
         ctx = dataclasses.replace(ctx, rotary=self.rotary_emb(ctx.positions))
         x, residual = self.embed_tokens(ctx.input_ids), None  # [tokens, hidden]
-        for layer in self.layers:
+        *layers, last = self.layers
+        for layer in layers:
             x, residual = layer(x, residual, ctx)
-        x, _ = self.norm(x, residual)
-        return x if ctx.logits_rows is None else x[ctx.logits_rows]
+        x, residual = last(x, residual, ctx, ctx.logits_rows)
+        return self.norm(x, residual)[0]
 
 
 class CausalLM(nn.Module, ABC):

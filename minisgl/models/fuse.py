@@ -24,6 +24,11 @@ from minisgl.layers.rotary import RotaryEmbedding, Rotation
 from minisgl.models.blocks import CausalLM, DecoderLayer, GatedMLP, RopeAttention
 from minisgl.moe.layer import MoELayer
 
+# With a bias torch asks cublasLt, which chooses better for few rows: on an H200 Llama-3.1-8B's down_proj takes 33 µs
+# for 32 to 96 rows instead of 35 to 38, the sum of a layer's four products 2 to 5 % less. Others are as fast or slower.
+_FEW_ROWS = range(24, 113)
+_LARGE_WEIGHT = 1 << 24
+
 
 def fuse(model: CausalLM, attention: AttentionBackend, device: torch.device) -> bool:
     """Returns whether fast kernels run here. attention: the backend that the model will be called with."""
@@ -40,7 +45,7 @@ def fuse(model: CausalLM, attention: AttentionBackend, device: torch.device) -> 
         if type(module) in kernels:
             _replace(module, "forward", partial(kernels[type(module)], module))
         elif isinstance(module, LocalLinear):
-            _replace(module, "product", partial(_product, module))
+            _replace(module, "product", partial(_product, module, _no_bias(module.weight)))
         elif isinstance(module, DecoderLayer) and _is_plain(module):
             _replace(module, "forward", partial(_layer, module))
         elif isinstance(module, MoELayer) and type(module.experts.gate) is SiluAndMul:
@@ -90,13 +95,15 @@ def _is_plain(layer: DecoderLayer) -> bool:
     return type(mlp) is GatedMLP and type(mlp.gate) is SiluAndMul and mlp.gate_up_proj.bias is None
 
 
-def _layer(layer: DecoderLayer, x: Tensor, residual: Tensor | None, ctx: Context) -> tuple[Tensor, Tensor]:
+def _layer(
+    layer: DecoderLayer, x: Tensor, residual: Tensor | None, ctx: Context, rows: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """As `DecoderLayer.forward`; one row takes both norms, the gate and the products around them in two kernels. A norm
     before experts stays alone: the router is not all that reads it."""
     from minisgl.kernel.triton_linear import norm_gemv
 
-    if len(x) != 1 or residual is None:
-        return DecoderLayer.forward(layer, x, residual, ctx)
+    if len(x) != 1 or residual is None or rows is not None:
+        return DecoderLayer.forward(layer, x, residual, ctx, rows)
     attention, mlp = layer.self_attn, layer.mlp
     assert isinstance(attention, RopeAttention)  # _is_plain
     norm = layer.input_layernorm
@@ -119,10 +126,19 @@ def _experts(layer: MoELayer, x: Tensor) -> Tensor:
     return layer.comm.all_reduce(run_experts(x, experts.gate_up_proj, experts.down_proj, weights, expert_ids))
 
 
-def _product(layer: LocalLinear, x: Tensor, bias: Tensor | None) -> Tensor:
+def _no_bias(weight: Tensor) -> Tensor | None:
+    """A bias of zeros, for weights that are large enough to gain from one."""
+    return weight.new_zeros(weight.shape[0]) if weight.numel() >= _LARGE_WEIGHT else None
+
+
+def _product(layer: LocalLinear, no_bias: Tensor | None, x: Tensor, bias: Tensor | None) -> Tensor:
     from minisgl.kernel.triton_linear import gemv
 
-    return gemv(x, layer.weight) if len(x) == 1 and bias is None else linear(x, layer.weight, bias)
+    if bias is None and len(x) == 1:
+        return gemv(x, layer.weight)
+    if bias is None and len(x) in _FEW_ROWS:
+        bias = no_bias
+    return linear(x, layer.weight, bias)
 
 
 def _replace(module: nn.Module, method: str, kernel: Callable[..., Any]) -> None:

@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from minisgl.layers.linear import LinearReplicated
 from minisgl.layers.norm import RMSNorm
 from minisgl.layers.rotary import Rotation
-from minisgl.models.fuse import fuse, layers_are_ours
+from minisgl.models.fuse import _no_bias, _product, fuse, layers_are_ours
 from minisgl.sampling import sampler
 from minisgl.sampling.sampler import Sampler
 
@@ -38,3 +39,17 @@ def test_nor_is_one_of_the_sampler(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not Sampler(10, device).fused
     monkeypatch.setattr(Sampler, "draw", of_another_module)
     assert not Sampler(10, device, fused=True).fused
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("rows", [1, 2, 24, 64, 112, 113])
+@torch.inference_mode()
+def test_a_product_is_the_same_however_many_rows_choose_its_kernel(rows: int) -> None:
+    layer = LinearReplicated(4096, 4096, bias=False).to("cuda", torch.bfloat16)
+    torch.nn.init.normal_(layer.weight, std=1 / 64)
+    x = torch.randn(rows, 4096, dtype=torch.bfloat16, device="cuda")
+    found = _product(layer, _no_bias(layer.weight), x, None)
+    expected = x.double() @ layer.weight.double().T
+    assert float((found - expected).norm() / expected.norm()) < 4e-3
+    assert _no_bias(layer.weight[:4095]) is None, "smaller ones gain nothing"

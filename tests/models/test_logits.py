@@ -91,6 +91,17 @@ def test_only_wanted_rows_come_back_in_order(tmp_path: Path, family: str) -> Non
     torch.testing.assert_close(logits(model, IDS, rows=[12, 4]), whole[[12, 4]], atol=1e-5, rtol=0)
 
 
+def test_the_last_mlp_computes_only_wanted_rows(tmp_path: Path) -> None:
+    make_folder(tmp_path, "Llama")
+    model = load_model(tmp_path, ModelConfig.from_folder(tmp_path), 64, torch.device("cpu"), torch.float32)
+    seen: list[int] = []
+    for layer in model.model.layers:
+        layer.mlp.register_forward_hook(lambda module, args, output: seen.append(len(output)))
+    logits(model, IDS, rows=[12, 4])
+    logits(model, IDS)
+    assert seen == [len(IDS), 2, len(IDS), len(IDS)]
+
+
 @pytest.mark.parametrize("kind", ROPES)
 def test_rotary_table_to_its_end(kind: str) -> None:
     """Small angles hide a wrong frequency: compare cos and sin far out too."""
