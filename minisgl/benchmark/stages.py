@@ -14,6 +14,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from minisgl.benchmark import http_load
 from minisgl.benchmark.records import record, table, write
 from minisgl.benchmark.workload import Workload
@@ -36,7 +38,7 @@ def main(args: argparse.Namespace) -> None:
     for stage in stages:
         if stage < 8:
             found[f"stage {stage}"] = child("measure", [*common, "--stage", str(stage)])
-    if 6 in stages:
+    if 6 in stages and torch.cuda.device_count() != 1:  # ranks have a GPU each, or share the CPU
         found["stage 6, tp 2"] = child(
             "measure", ["--dtype", args.dtype, "--threads", "1", "--stage", "6", "--tp", "2"]
         )

@@ -14,6 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from minisgl.benchmark.workload import Workload
+from minisgl.kernel.device import resolve_device
 from minisgl.models.resolve import resolve_model
 
 
@@ -26,9 +27,10 @@ def main() -> None:
     load = Workload()
     found: dict[str, float] = {}
     for attention in ("sdpa", "eager"):
-        model = AutoModelForCausalLM.from_pretrained(
+        model: Any = AutoModelForCausalLM.from_pretrained(
             resolve_model("smollm2-135m"), dtype=getattr(torch, args.dtype), attn_implementation=attention
         )
+        model.to(resolve_device("auto"))
         generate(model, load.prompts()[:1], 4)  # warm-up
         found[f"one_stream_tok_s_{attention}"] = max(
             generate(model, load.prompts()[:1], load.output_len) for _ in range(3)
@@ -40,7 +42,7 @@ def main() -> None:
 @torch.inference_mode()
 def generate(model: Any, prompts: list[list[int]], output_len: int) -> float:
     """Output tokens a second, prefill included. All prompts are of one length: nothing is padded."""
-    ids = torch.tensor(prompts)
+    ids = torch.tensor(prompts, device=model.device)
     start = time.perf_counter()
     out = model.generate(
         ids,

@@ -150,11 +150,22 @@ def test_float32_gives_the_tokens_of_the_cpu(folder: Path) -> None:
         assert tokens(llm) == expected
 
 
-def test_built_in_model_in_float32_gives_the_tokens_of_the_cpu() -> None:
+def built_in_model() -> Path:
     try:
-        folder = builtin_folder()
+        return builtin_folder()
     except Exception as error:
         pytest.skip(f"the built-in model is not here: {error!r:.80}")
+
+
+def test_built_in_model_in_bfloat16_is_near_float32() -> None:
+    expected = prefill_and_decode_logits(built_in_model(), dtype="float32", attn="torch", disable_fusion=True)
+    found = prefill_and_decode_logits(built_in_model(), dtype="bfloat16")
+    for name, logits, exact in zip(("prefill", "graph", "eager"), found, expected, strict=True):
+        assert distance(logits, exact) < 4e-2, f"{name}: {distance(logits, exact)}"
+
+
+def test_built_in_model_in_float32_gives_the_tokens_of_the_cpu() -> None:
+    folder = built_in_model()
     asked = ["The capital of France is", "def fibonacci(n):\n"], SamplingParams(max_tokens=32)
     found = []
     for device in ("cpu", "cuda"):
