@@ -79,10 +79,17 @@ class BaseLLM(ABC):
         """Completions in the order of the prompts. Raises ValueError before anything runs if one is invalid."""
         requests = self._requests(prompts, sampling_params)
         made: list[list[TokenOutput]] = [[] for _ in requests]
+        completions: dict[int, Completion] = {}
         with closing(self._exclusive(requests)) as outputs:
             for output in outputs:
-                made[output.uid - requests[0].uid].append(output)
-        return [self._completion(*pair) for pair in zip(requests, made, strict=True)]
+                index = output.uid - requests[0].uid
+                made[index].append(output)
+                if output.finish_reason:  # now, while the device computes for others, and not when all have ended
+                    completions[index] = self._completion(requests[index], made[index])
+        lost = [request.uid for index, request in enumerate(requests) if index not in completions]
+        if lost:
+            raise RuntimeError(f"requests {lost[:8]} ended without their last token: this is a bug in the stage")
+        return [completions[index] for index in range(len(requests))]
 
     def stream(
         self, prompts: Prompts, sampling_params: SamplingParams | Sequence[SamplingParams] | None = None
@@ -139,9 +146,8 @@ class BaseLLM(ABC):
             self._open = None
 
     def _completion(self, request: Request, outputs: list[TokenOutput]) -> Completion:
-        if not outputs or outputs[-1].finish_reason is None:
-            raise RuntimeError(f"request {request.uid} ended without its last token: this is a bug in the stage")
-        reason: FinishReason = outputs[-1].finish_reason
+        reason = outputs[-1].finish_reason
+        assert reason is not None  # generate saw it
         token_ids = [output.token_id for output in outputs if output.token_id is not None]
         text = self.tokenizer.decode(token_ids[:-1] if reason == "stop" else token_ids)
         logprobs = [output.logprob for output in outputs if output.logprob is not None]
