@@ -179,15 +179,34 @@ def test_trace_file_times(tmp_path: Path) -> None:
         ('{"timestamp": 0, "input_length": 600, "output_length": 0, "hash_ids": [1, 2]}', "output_length must be"),
         ('{"timestamp": 0, "input_length": 600, "hash_ids": [1, 2]}', "'output_length' is missing"),
         ('{"timestamp": -1, "input_length": 600, "output_length": 2, "hash_ids": [1, 2]}', "timestamp -1 is before"),
-        ("[]", "list indices"),
-        ("x", "Expecting value"),
+        ('{"timestamp": "0", "input_length": 5, "output_length": 2, "hash_ids": []}', "timestamp must be .* not '0'"),
+        ('{"timestamp": NaN, "input_length": 5, "output_length": 2, "hash_ids": []}', "timestamp must be .* not nan"),
+        (
+            '{"timestamp": 0, "input_length": 5.0, "output_length": 2, "hash_ids": []}',
+            "input_length must be .* not 5.0",
+        ),
+        (
+            '{"timestamp": 0, "input_length": 600, "output_length": 2, "hash_ids": ["a"]}',
+            r"hash_ids must be .* \['a'\]",
+        ),
+        ('{"timestamp": 0, "input_length": 600, "output_length": 2, "hash_ids": 7}', "hash_ids must be .* not 7"),
+        ("[]", r"'\[\]' is no object"),
+        ("version https://git-lfs.github.com/spec/v1", "'version https.*' is no JSON"),
     ],
 )
 def test_a_bad_line_is_named(line: str, error: str, tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     path.write_text('{"timestamp": 0, "input_length": 5, "output_length": 1, "hash_ids": []}\n' + line)
-    with pytest.raises(ValueError, match=rf"line 2 of .*: .*{error}"):
+    with pytest.raises(ValueError, match=rf"^line 2 of .*: .*{error}.*: mend this one, or delete it$"):
         read_trace(path, 9)
+
+
+def test_a_trace_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    (tmp_path / "binary").write_bytes(b"\xff\xfe")
+    (tmp_path / "empty").write_text("\n")
+    for name, words in (("missing", "cannot be read"), ("binary", "is not UTF-8"), ("empty", "holds no request")):
+        with pytest.raises(ValueError, match=f"trace .*{name} {words}"):
+            read_trace(tmp_path / name, 9)
 
 
 def one_request(device: Device, output_len: int, disable_overlap: bool) -> tuple[int, list[int]]:
