@@ -11,9 +11,11 @@ import itertools
 import json
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from minisgl.benchmark.records import percentiles
 
 SECONDS_OF_SILENCE = 300.0
 _CONTENT = re.compile(rb'"(?:content|text)": ?"(?!")')  # a role, an end and a usage have none
@@ -29,6 +31,7 @@ class Answer:
     elapsed: float  # request start to last content chunk
     output_tokens: int  # from usage; of a server that sends none: content chunks
     prompt_tokens: int  # from usage, else 0
+    cached_tokens: int = 0  # of the prompt, from usage: found in the prefix cache
 
     @property
     def tpot(self) -> float:
@@ -51,8 +54,18 @@ class Server:
 
 async def run(port: int, model: str, prompts: list[list[int]], max_tokens: int) -> tuple[list[Answer], float]:
     """Completions of all prompts at once. Returns their answers and the wall time of the whole."""
-    bodies = [{"model": model, "prompt": prompt, **_settings(max_tokens, 0.0)} for prompt in prompts]
+    bodies = completions(model, prompts, [max_tokens] * len(prompts), 0.0)
     return await send_all(Server("127.0.0.1", port), "/v1/completions", bodies)
+
+
+def completions(
+    model: str, prompts: list[list[int]], output_lens: Sequence[int], temperature: float
+) -> list[dict[str, Any]]:
+    """What is sent to /v1/completions."""
+    return [
+        {"model": model, "prompt": prompt, **_settings(output_len, temperature)}
+        for prompt, output_len in zip(prompts, output_lens, strict=True)
+    ]
 
 
 async def chat(
@@ -70,6 +83,53 @@ async def send_all(server: Server, path: str, bodies: list[dict[str, Any]]) -> t
     start = time.perf_counter()
     answers = await asyncio.gather(*(_send(server, request) for request in requests))
     return list(answers), time.perf_counter() - start
+
+
+Outcome = Answer | OSError | RuntimeError
+
+
+async def send_timed(
+    server: Server,
+    path: str,
+    bodies: list[dict[str, Any]],
+    times: Sequence[float],
+    ended: Callable[[Outcome], None],
+) -> tuple[list[Outcome], float]:
+    """Each at its own time, in seconds from now. One that fails leaves its error, as `send_all` would raise it, and
+    hinders no other. ended: told of each when it is over."""
+    requests = [server.request(path, body) for body in bodies]
+    start = time.perf_counter()
+
+    async def one(request: bytes, at: float) -> Outcome:
+        await asyncio.sleep(start + at - time.perf_counter())
+        outcome: Outcome
+        try:
+            outcome = await _send(server, request)
+        except (OSError, RuntimeError) as error:
+            outcome = error
+        ended(outcome)
+        return outcome
+
+    outcomes = await asyncio.gather(*map(one, requests, times))
+    return outcomes, time.perf_counter() - start
+
+
+def figures(answers: Sequence[Answer], seconds: float) -> dict[str, float]:
+    """Output tokens a second, and percentiles of TTFT, TPOT and ITL in milliseconds. Raises ValueError when there are
+    none."""
+    found = {"throughput": sum(answer.output_tokens for answer in answers) / seconds}
+    times = {
+        "ttft": [answer.ttft for answer in answers],
+        "tpot": [answer.tpot for answer in answers if answer.output_tokens > 1],
+        "itl": list(itertools.chain.from_iterable(answer.gaps for answer in answers)),
+    }
+    for name, values in times.items():
+        if not values:
+            raise ValueError(
+                f"no answer came in more than one chunk, so there is no {name.upper()}: ask for longer ones"
+            )
+        found |= {f"{name}_{q}": value * 1e3 for q, value in percentiles(values).items()}
+    return found
 
 
 def _settings(max_tokens: int, temperature: float) -> dict[str, Any]:
@@ -137,7 +197,8 @@ class _Stream(asyncio.Protocol):
         gaps = [after - before for before, after in itertools.pairwise(self.times)]
         tokens = self._usage.get("completion_tokens", len(self.times))
         first, last = self.times[0], self.times[-1]
-        return Answer(first - start, gaps, last - start, tokens, self._usage.get("prompt_tokens", 0))
+        cached = (self._usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+        return Answer(first - start, gaps, last - start, tokens, self._usage.get("prompt_tokens", 0), cached)
 
     def _finish(self, complete: bool) -> None:
         if not self.done.done():

@@ -2,6 +2,7 @@
 
 python -m minisgl.benchmark serving --model qwen3-0.6b --streams 1,64,256 [any setting of the server] [--save]
 python -m minisgl.benchmark serving --url http://127.0.0.1:30000 --model qwen3-0.6b
+python -m minisgl.benchmark serving --replay FILE ...: the requests of a trace instead, see replay.py
 
 This process is the client and nothing else. Definitions: API contract, section 5.
 """
@@ -10,22 +11,16 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
-import itertools
-import json
 import sys
 import time
-import urllib.parse
-import urllib.request
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
-from minisgl.benchmark import http_load
+from minisgl.benchmark import http_load, replay
 from minisgl.benchmark.decode_step import int_list
 from minisgl.benchmark.http_load import Answer, Server
-from minisgl.benchmark.records import add_output_arguments, percentiles, save, table
-from minisgl.benchmark.stages import ready_port
+from minisgl.benchmark.records import add_output_arguments, save, table
+from minisgl.benchmark.served import model_card, served
 from minisgl.benchmark.target import Target, add_engine_arguments, target
 from minisgl.benchmark.workload import texts
 from minisgl.stage8.server_config import ServerConfig
@@ -55,6 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--repeat", type=int, default=3, help="times that all streams are started; answers are pooled")
     parser.add_argument("--temperature", type=float, default=0.6)
     parser.add_argument("--url", help="a server that runs already; the engine's settings are then its own")
+    replay.add_arguments(parser)
     add_output_arguments(parser)
     add_engine_arguments(parser, ServerConfig)
 
@@ -64,7 +60,7 @@ def main(args: argparse.Namespace) -> int:
         raise ValueError("--streams, --input-len and --repeat must be at least 1, --output-len at least 2")
     subject = Target(args.model, {"tp": args.tp}, ServerConfig) if args.url else target(args, ServerConfig)
     try:
-        return asyncio.run(_main(args, subject))
+        return replay.main(args, subject) if args.replay else asyncio.run(_main(args, subject))
     except (RuntimeError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -72,8 +68,8 @@ def main(args: argparse.Namespace) -> int:
 
 async def _main(args: argparse.Namespace, subject: Target) -> int:
     rows, saved = [HEADER], []
-    async with _server(args, subject) as server:
-        model = await asyncio.to_thread(served_model, server)
+    async with served(args, subject) as server:
+        model = (await asyncio.to_thread(model_card, server))["id"]
         words = await words_for(server, model, args.input_len)
         client = Client(server, model, words, args.output_len, args.temperature)
         for streams in args.streams:
@@ -101,17 +97,7 @@ async def measure(client: Client, streams: int, repeat: int) -> tuple[dict[str, 
         seconds += wall
     busy = (time.process_time() - busy) / seconds
     print(f"{len(answers)} answers in {seconds:.2f} s; this client was busy {busy:.0%} of it", file=sys.stderr)
-    output_tokens = sum(answer.output_tokens for answer in answers)
-    times = {
-        "ttft": [answer.ttft for answer in answers],
-        "tpot": [answer.tpot for answer in answers],
-        "itl": list(itertools.chain.from_iterable(answer.gaps for answer in answers)),
-    }
-    found = {"throughput": output_tokens / seconds}
-    for name, values in times.items():
-        if not values:
-            raise ValueError(f"each answer came in one chunk, so there is no {name.upper()}: raise --output-len")
-        found |= {f"{name}_{q}": value * 1e3 for q, value in percentiles(values).items()}
+    found = http_load.figures(answers, seconds)
     prompt_tokens = sum(answer.prompt_tokens for answer in answers)
     setting: dict[str, Any] = {"streams": streams, "input_len": prompt_tokens // len(answers)}
     setting |= {"output_len": client.output_len, "answers": len(answers), "temperature": client.temperature}
@@ -132,35 +118,6 @@ async def words_for(server: Server, model: str, input_len: int) -> int:
         return max(1, input_len // 6)
     each = (lengths[1] - lengths[0]) / 20
     return max(1, round(10 + (input_len - lengths[0]) / each))
-
-
-def served_model(server: Server) -> str:
-    """The first that it lists."""
-    request = urllib.request.Request(f"http://{server.host}:{server.port}/v1/models")
-    if server.api_key:
-        request.add_header("Authorization", f"Bearer {server.api_key}")
-    with urllib.request.urlopen(request, timeout=30) as response:
-        return json.load(response)["data"][0]["id"]
-
-
-@contextlib.asynccontextmanager
-async def _server(args: argparse.Namespace, subject: Target) -> AsyncIterator[Server]:
-    if args.url:
-        url = urllib.parse.urlsplit(args.url)
-        if url.scheme != "http" or not url.hostname:
-            raise ValueError(f"--url must be like http://127.0.0.1:30000, not {args.url!r:.200}")
-        yield Server(url.hostname, url.port or 80, args.api_key)
-        return
-    flags = [*subject.but(port=0).flags, "--served-model-name", subject.name]
-    command = [sys.executable, "-m", "minisgl.stage8", *flags]
-    print(f"starting the server: {' '.join(command[1:])} ...", file=sys.stderr, flush=True)
-    process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
-    try:
-        yield Server("127.0.0.1", await ready_port(process), args.api_key)
-    finally:
-        if process.returncode is None:
-            process.terminate()
-        await asyncio.wait_for(process.wait(), 60)
 
 
 def _row(streams: int, found: dict[str, float]) -> list[str]:
