@@ -20,6 +20,7 @@ from minisgl.benchmark import (
     offline,
     prefill,
     record_trace,
+    scaling,
     serving,
     simulate,
     simulation_error,
@@ -39,6 +40,7 @@ COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None], Run]] 
     "messaging": ("CPU time of a token between engine and client", messaging.add_arguments, messaging.main),
     "kernels": ("the parts of a step, each beside plain torch", kernels.add_arguments, kernels.main),
     "all_reduce": ("every way to add up what ranks have", all_reduce.add_arguments, all_reduce.main),
+    "scaling": ("what was recorded with more and more ranks", scaling.add_arguments, scaling.main),
     "tune-moe": ("how experts are best cut into tiles on this GPU", tune_moe.add_arguments, tune_moe.main),
     "ablation": ("offline, with one optimisation after another off", ablation.add_arguments, ablation.main),
     "record-trace": (
