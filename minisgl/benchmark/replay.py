@@ -17,7 +17,7 @@ import math
 import resource
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -99,18 +99,22 @@ def prompt(arrival: Arrival, vocab_size: int | None = None) -> list[int]:
 
 async def _main(args: argparse.Namespace, subjects: list[Target], arrivals: list[Arrival], name: str) -> int:
     rows = [HEADER]
-    for subject in subjects:
-        async with served(args, subject) as server:
-            rows += await replay(args, subject, server, arrivals, name)
-    print(table(rows))
+    try:
+        for subject in subjects:
+            async with served(args, subject) as server:
+                async for row in replay(args, subject, server, arrivals, name):
+                    rows.append(row)
+    finally:  # what was measured took minutes
+        if len(rows) > 1:
+            print(table(rows))
     return 0
 
 
 async def replay(
     args: argparse.Namespace, subject: Target, server: Server, arrivals: list[Arrival], name: str
-) -> list[list[str]]:
+) -> AsyncIterator[list[str]]:
     """Lines of the table, one for each time scale; each is saved as soon as it is measured."""
-    rows, setting = [], {"trace": name, "temperature": args.temperature}
+    setting = {"trace": name, "temperature": args.temperature}
     setting |= {"server": args.url} if args.url else {"cache": subject.config.cache}
     cache = setting.get("cache", "its own")
     card = await asyncio.to_thread(model_card, server)
@@ -125,10 +129,9 @@ async def replay(
         print(f"{cache}, times x {scale:g}:", end=" ", file=sys.stderr, flush=True)
         found = await measure(server, bodies, [arrival.time_ns / 1e9 * scale for arrival in fitting])
         found["left_out"] = len(arrivals) - len(fitting)
-        rows.append(_row(cache, scale, found))
         setting |= {"requests": len(bodies), "time_scale": scale}
         save(args, [subject.record("replay", n, UNITS.get(n, "ms"), value, **setting) for n, value in found.items()])
-    return rows
+        yield _row(cache, scale, found)
 
 
 def fit(arrivals: list[Arrival], limit: int | None) -> list[Arrival]:

@@ -267,6 +267,30 @@ def test_times_are_scaled_and_each_run_has_an_empty_cache(
     assert shown.out.splitlines()[2].split()[:5] == ["its", "own", "0.5", "1", "1,000.0"]
 
 
+def test_what_was_measured_is_shown_when_the_rest_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = iter([figures([Answer(1.0, [0.5], 1.5, 2, 9)], 2.0) | {"run": 2.0, "cached": 0.0, "failed": 0}])
+
+    async def measure(*_: object) -> dict[str, float]:
+        for found in runs:
+            return found
+        raise RuntimeError("the server died")
+
+    async def send_all(*_: object) -> None:
+        """It lives."""
+
+    monkeypatch.setattr(replay, "measure", measure)
+    monkeypatch.setattr(replay.http_load, "send_all", send_all)
+    monkeypatch.setattr(replay, "model_card", lambda server: {"id": "m"})
+    monkeypatch.setattr(replay, "flush_cache", lambda server: None)
+    words = ["serving", "--url", "http://x:1", "--replay", str(tmp_path / "none"), "--requests", "2"]
+    assert main([*words, "--time-scale", "1,2"]) == 1
+    shown = capsys.readouterr()
+    assert len(shown.out.splitlines()) == 3
+    assert shown.err.splitlines()[-1].endswith("error: the server died")
+
+
 def test_a_missing_file_is_replaced_in_the_open(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arrivals, name = replay.load(tmp_path / "none", 7)
     assert (len(arrivals), name) == (7, "synthetic")
@@ -295,11 +319,26 @@ def test_a_wrong_setting_is_one_line(words: list[str], error: str, capsys: pytes
     assert error in last
 
 
+@pytest.mark.parametrize(
+    ("limits", "allowed"), [((1024, 4096), 2024), ((1024, 1500), 1500), ((1024, -1), 2024), ((-1, -1), None)]
+)
+def test_as_many_connections_as_requests(
+    limits: tuple[int, int], allowed: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As far as the system lets us."""
+    said: list[tuple[int, int]] = []
+    monkeypatch.setattr(replay.resource, "RLIM_INFINITY", -1)
+    monkeypatch.setattr(replay.resource, "getrlimit", lambda what: limits)
+    monkeypatch.setattr(replay.resource, "setrlimit", lambda what, both: said.append(both))
+    replay._allow_connections(1000)
+    assert said == ([] if allowed is None else [(allowed, limits[1])])
+
+
 @pytest.mark.slow
 def test_replay(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Two servers, one after the other; requests far enough apart that the second always finds the first."""
-    rows = [row for row in synthetic_trace(40) if row["input_length"] < 1000][:5]
-    rows = [{**row, "timestamp": 2.0 * index, "output_length": 3} for index, row in enumerate(rows)]
+    rows = [row for row in synthetic_trace(40) if row["input_length"] < 1000][:3]
+    rows = [{**row, "timestamp": 1.5 * index, "output_length": 3} for index, row in enumerate(rows)]
     rows.append({**rows[-1], "output_length": 5000})
     (tmp_path / "trace").write_text("\n".join(map(json.dumps, rows)))
     model = make_tiny_model(tmp_path / "tiny", max_position_embeddings=1024)
@@ -308,13 +347,13 @@ def test_replay(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serving", *words, *flags, "--out", str(tmp_path / "out")]) == 0
     records = [json.loads(line) for line in (tmp_path / "out").read_text().splitlines()]
     runs = [records[start : start + len(records) // 4] for start in range(0, len(records), len(records) // 4)]
-    shares = 100 * sum(whole_pages(rows[:5], 16)) / sum(row["input_length"] for row in rows[:5])
+    shares = 100 * sum(whole_pages(rows[:3], 16)) / sum(row["input_length"] for row in rows[:3])
     assert shares > 0
     for run, (cache, scale) in zip(runs, itertools.product(("naive", "radix"), (1.0, 0.5)), strict=True):
-        assert f" cache={cache} requests=5 time_scale={scale} " in run[0]["setting"]
+        assert f" cache={cache} requests=3 time_scale={scale} " in run[0]["setting"]
         found = {record["metric"]: record["value"] for record in run}
         assert found["cached"] == pytest.approx(shares if cache == "radix" else 0, abs=0.001)
         assert (found["failed"], found["left_out"]) == (0, 1)
-        assert found["throughput"] == pytest.approx(15 / found["run"], rel=0.01)
+        assert found["throughput"] == pytest.approx(9 / found["run"], rel=0.01)
         assert 0 < found["ttft_p50"] <= found["ttft_p99"]
     assert len(capsys.readouterr().out.splitlines()) == 6
