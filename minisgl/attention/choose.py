@@ -98,7 +98,7 @@ def _hybrid(prefill: str, decode: str, s: Shape, why: str = "") -> HybridAttenti
     second, second_kind = _decode_part(decode, s)
     kinds = f"prefill by {first_kind}, decode by {second_kind}"
     log.info("attention: %s, %d query heads a KV head, pages of %d%s", kinds, s.group, s.page_size, why)
-    return HybridAttention(first, second, _records_steps(first, second, s))
+    return HybridAttention(first, second, _recorded_steps(first, second, s))
 
 
 def _prefill_part(name: str, s: Shape) -> tuple[PrefillPart, str]:
@@ -126,7 +126,7 @@ def _prefill_part(name: str, s: Shape) -> tuple[PrefillPart, str]:
     return PrefillBySize(TritonPrefill(s.page_size), large, _FEW_TOKENS), kind
 
 
-def _records_steps(prefill: PrefillPart, decode: DecodePart, s: Shape) -> Callable[..., Any] | None:
+def _recorded_steps(prefill: PrefillPart, decode: DecodePart, s: Shape) -> Callable[..., Any] | None:
     """See `HybridAttention`: where our kernel takes few prompts, and decode rows are as our kernel reads them."""
     from minisgl.attention.paged_rows import PagedDecode
     from minisgl.attention.step_rows import RecordedSteps

@@ -47,11 +47,11 @@ class HybridAttention:
     `attend_cached` is for a kernel that turns q and k and stores in one go."""
 
     def __init__(
-        self, prefill: PrefillPart, decode: DecodePart, records_steps: Callable[..., Any] | None = None
+        self, prefill: PrefillPart, decode: DecodePart, recorded_steps: Callable[..., Any] | None = None
     ) -> None:
-        """records_steps: makes the RecordedSteps of steps with prompts, (max_decode, max_prompts, max_tokens,
+        """recorded_steps: makes the RecordedSteps of steps with prompts, (max_decode, max_prompts, max_tokens,
         page_table), when both parts can be recorded with them. None: they cannot."""
-        self.prefill, self.decode, self._records_steps = prefill, decode, records_steps
+        self.prefill, self.decode, self._recorded_steps = prefill, decode, recorded_steps
 
     def prepare_metadata(self, batch: Batch, page_table: Tensor) -> HybridMetadata:
         reqs = batch.padded_reqs
@@ -84,10 +84,12 @@ class HybridAttention:
     def init_capture_graph(self, max_size: int, page_table: Tensor) -> None:
         self.decode.init_capture_graph(max_size, page_table)
 
-    def init_capture_steps(self, max_decode: int, max_prompts: int, max_tokens: int, page_table: Tensor) -> bool:
-        if self._records_steps is not None:
-            self._steps = self._records_steps(max_decode, max_prompts, max_tokens, page_table)
-        return self._records_steps is not None
+    def can_record_steps(self) -> bool:
+        return self._recorded_steps is not None
+
+    def init_capture_steps(self, max_decode: int, max_prompts: int, max_tokens: int, page_table: Tensor) -> None:
+        assert self._recorded_steps is not None  # can_record_steps
+        self._steps = self._recorded_steps(max_decode, max_prompts, max_tokens, page_table)
 
     def prepare_for_capture(self, batch: Batch) -> HybridMetadata:
         if batch.phase != "decode":

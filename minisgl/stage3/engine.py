@@ -57,16 +57,16 @@ class Engine:
             )
             self.sampler = self.make_sampler()
         with _step("KV cache pool"):
-            self.pool = self._make_pool(free_before)
-        with _step("page table"):
-            rows = config.max_running_requests
-            self.table = PageTable(rows, max_seq_len, config.page_size, self.pool.dummy_slot, self.device)
-            self.dummy_req = Req(-1, torch.zeros(1, dtype=torch.int32), SamplingParams(max_tokens=1), rows)
             own = RankHeads(model_config, self.comm.rank, self.comm.size)
             shape = len(own.q()), len(own.kv()), model_config.head_dim, config.page_size, self.dtype, self.device
             self.attention = create_attention(config.attn, *shape)
             if not config.disable_fusion:
                 fuse(self.model, self.attention, self.device)
+            self.pool = self._make_pool(free_before)
+        with _step("page table"):
+            rows = config.max_running_requests
+            self.table = PageTable(rows, max_seq_len, config.page_size, self.pool.dummy_slot, self.device)
+            self.dummy_req = Req(-1, torch.zeros(1, dtype=torch.int32), SamplingParams(max_tokens=1), rows)
         with _step("graphs"):
             self.prepare_to_run()
 
@@ -83,6 +83,11 @@ class Engine:
 
     def make_sampler(self) -> Sampler:
         return Sampler(self.model_config.vocab_size, self.device, fused=not self.config.disable_fusion)
+
+    def reserved_bytes(self) -> int:
+        """What step 6 will take of the device's memory, which the pool leaves to it. Asked when model and attention are
+        there."""
+        return 0
 
     def prepare_to_run(self) -> None:
         """Step 6. There is nothing to capture: every forward is launched layer by layer."""
@@ -155,8 +160,8 @@ class Engine:
         each = KVCachePool.page_bytes(model.num_layers, size, kv_heads, model.head_dim, self.dtype)
         num_pages = self.config.num_pages
         if num_pages is None:
-            model_bytes = sum(p.nbytes for p in self.model.parameters())
-            terms = pool_terms(self.device, self.config.memory_ratio, free_before, model_bytes)
+            held = sum(p.nbytes for p in self.model.parameters()) + self.reserved_bytes()
+            terms = pool_terms(self.device, self.config.memory_ratio, free_before, held)
             most = self.config.max_running_requests * -(-self.max_seq_len // size)  # what all rows can hold
             num_pages = min(most, self.comm.minimum(KVCachePool.pages_in_budget(*terms, each)))
         if num_pages < 1:

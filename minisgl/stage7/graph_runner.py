@@ -22,7 +22,8 @@ from minisgl.learn import exercise
 from minisgl.moe.layer import waits_for_host
 from minisgl.stage6.engine import RankEngine
 from minisgl.stage7.config import OverlapConfig
-from minisgl.stage7.step_graphs import StepGraphs, record_steps
+from minisgl.stage7.graph_memory import GraphMemory, graph_memory
+from minisgl.stage7.step_graphs import StepGraphs, record_steps, step_sizes
 
 log = logging.getLogger("minisgl")
 
@@ -112,10 +113,23 @@ class GraphEngine(RankEngine):
 
     config: OverlapConfig
 
+    def reserved_bytes(self) -> int:
+        return self.graph_memory().total
+
+    def graph_memory(self) -> GraphMemory:
+        """As counted, from what will be recorded."""
+        decode, steps = sizes_to_record(self)
+        share = self.comm.rank, self.comm.size
+        pages_a_row = -(-self.max_seq_len // self.config.page_size)
+        return graph_memory(self.model_config, share, self.dtype.itemsize, pages_a_row, decode, steps)
+
     def prepare_to_run(self) -> None:
         self.graphs: GraphRunner | None = None
         self.step_graphs: StepGraphs | None = None
-        _record_graphs(self)
+        if reason := why_no_graphs(self):
+            log.info(reason)
+        else:
+            _record_graphs(self)
 
     def pad(self, batch: Batch) -> None:
         for graphs in (self.graphs, self.step_graphs):
@@ -134,27 +148,38 @@ def graph_sizes(largest: int) -> list[int]:
     return [size for size in [*range(largest // 8 * 8, 0, -8), 4, 2, 1] if size <= largest]
 
 
+def why_no_graphs(engine: GraphEngine) -> str | None:
+    """Why steps are launched kernel by kernel, for the log. None: they need not be."""
+    if _largest_size(engine) == 0:
+        return "CUDA graphs: off"
+    if engine.device.type != "cuda":
+        return f"CUDA graphs need CUDA: on the {engine.device.type} every step is launched kernel by kernel"
+    if not isinstance(engine.attention, GraphAttention):
+        return "CUDA graphs: the attention backend cannot be recorded, every step is launched kernel by kernel"
+    if waits_for_host(engine.model):
+        return "CUDA graphs: experts wait for the host to count their tokens, every step is launched kernel by kernel"
+    return None
+
+
+def sizes_to_record(engine: GraphEngine) -> tuple[list[int], list[int]]:
+    """Rows of decode steps, and tokens of steps with prompts, both descending."""
+    if why_no_graphs(engine):
+        return [], []
+    return graph_sizes(_largest_size(engine)), step_sizes(engine, engine.config.cuda_graph_max_prefill)
+
+
 def _record_graphs(engine: GraphEngine) -> None:
-    """Sets the engine's graphs; says in the log why there are none when steps are launched kernel by kernel."""
-    largest = _largest_size(engine)
-    if largest == 0:
-        log.info("CUDA graphs: off")
-    elif engine.device.type != "cuda":
-        log.info("CUDA graphs need CUDA: on the %s every step is launched kernel by kernel", engine.device.type)
-    elif not isinstance(engine.attention, GraphAttention):
-        log.info("CUDA graphs: the attention backend cannot be recorded, every step is launched kernel by kernel")
-    elif waits_for_host(engine.model):
-        log.info(
-            "CUDA graphs: experts wait for the host to count their tokens, every step is launched kernel by kernel"
-        )
-    else:
-        sizes = graph_sizes(largest)
-        log.info("CUDA graphs: recording %d batch sizes: %s", len(sizes), " ".join(map(str, sizes)))
-        free, make_graph = free_memory(engine.device), CudaGraphMaker(engine.device)
-        engine.graphs = GraphRunner(engine, engine.attention, sizes, make_graph)
-        most = engine.config.cuda_graph_max_prefill
-        engine.step_graphs = record_steps(engine, most, largest, make_graph)
-        log.info("CUDA graphs: %.2f GiB", (free - free_memory(engine.device)) / 2**30)
+    largest, counted = _largest_size(engine), engine.graph_memory()
+    sizes = graph_sizes(largest)
+    log.info("CUDA graphs: recording %d batch sizes: %s", len(sizes), " ".join(map(str, sizes)))
+    free, make_graph = free_memory(engine.device), CudaGraphMaker(engine.device)
+    assert isinstance(engine.attention, GraphAttention)  # why_no_graphs
+    engine.graphs = GraphRunner(engine, engine.attention, sizes, make_graph)
+    engine.step_graphs = record_steps(engine, engine.config.cuda_graph_max_prefill, largest, make_graph)
+    used = free - free_memory(engine.device)
+    log.info("CUDA graphs: %.2f GiB (%s)", used / 2**30, counted)
+    if used > counted.total:
+        log.warning("CUDA graphs took more than was counted: if memory runs out, lower --memory-ratio")
 
 
 def _largest_size(engine: GraphEngine) -> int:

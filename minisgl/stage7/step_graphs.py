@@ -32,8 +32,10 @@ Replay = Callable[[], None]
 class StepAttention(Protocol):
     """What is asked of a `GraphAttention` that steps with prompts can be recorded with, too."""
 
-    def init_capture_steps(self, max_decode: int, max_prompts: int, max_tokens: int, page_table: Tensor) -> bool:
-        """Make the buffers, for so many rows of each kind. False: it cannot record such steps."""
+    def can_record_steps(self) -> bool: ...
+
+    def init_capture_steps(self, max_decode: int, max_prompts: int, max_tokens: int, page_table: Tensor) -> None:
+        """Make the buffers, for so many rows of each kind."""
 
     def prepare_for_capture(self, batch: Batch) -> object: ...
 
@@ -108,13 +110,20 @@ class StepGraphs:
         return run
 
 
+def step_sizes(engine: RankEngine, most: int) -> list[int]:
+    """Tokens of the steps to record, descending; empty when the attention backend cannot. most: tokens wanted."""
+    if not isinstance(engine.attention, StepAttention) or not engine.attention.can_record_steps():
+        return []
+    return [size for size in SIZES if size <= min(most, engine.max_seq_len)]
+
+
 def record_steps(
     engine: RankEngine, most: int, max_decode: int, make_graph: Callable[[Replay], Replay]
 ) -> StepGraphs | None:
-    """None when the attention backend cannot, or nothing is wanted (most: tokens)."""
-    attention, sizes = engine.attention, [size for size in SIZES if size <= min(most, engine.max_seq_len)]
-    if not sizes or not isinstance(attention, StepAttention):
+    """None when there are no `step_sizes`."""
+    attention, sizes = engine.attention, step_sizes(engine, most)
+    if not sizes:
         return None
-    if not attention.init_capture_steps(max_decode, MOST_PROMPTS, sizes[0], engine.table.device):
-        return None
+    assert isinstance(attention, StepAttention)  # others have no sizes
+    attention.init_capture_steps(max_decode, MOST_PROMPTS, sizes[0], engine.table.device)
     return StepGraphs(engine, attention, sizes, max_decode, make_graph)

@@ -190,8 +190,9 @@ def test_recorded_steps_with_prompts_are_those_of_no_graph(name: str, dtype: tor
             n = batch.num_tokens
             batch.padded_reqs = [*batch.reqs, dummy(tokens - n, scene)]
             if recorded is None:
-                if not attention.init_capture_steps(3, 8, tokens, scene.table):
+                if not attention.can_record_steps():
                     pytest.skip("a planned decode is in no graph of prompts")
+                attention.init_capture_steps(3, 8, tokens, scene.table)
                 recorded = attention.prepare_for_capture(Batch([dummy(tokens, scene)]))
             batch.attn_metadata = attention.prepare_metadata(batch, scene.table)
             attention.prepare_for_replay(batch)

@@ -27,8 +27,11 @@ from minisgl.stage7.step_graphs import record_steps
 class RecordableAttention(PagedTorchAttention):
     """Its lengths are fixed once recorded, so only a batch like the recorded one would come out right."""
 
-    def init_capture_steps(self, max_decode: int, max_prompts: int, max_tokens: int, page_table: Tensor) -> bool:
+    def can_record_steps(self) -> bool:
         return True
+
+    def init_capture_steps(self, max_decode: int, max_prompts: int, max_tokens: int, page_table: Tensor) -> None:
+        pass
 
     def prepare_for_capture(self, batch: Batch) -> Any:
         return None
