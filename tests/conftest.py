@@ -15,6 +15,13 @@ hypothesis.settings.register_profile("minisgl", deadline=None, report_multiple_b
 hypothesis.settings.load_profile("minisgl")
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Before any fixture asks for what is not there."""
+    if item.get_closest_marker("gpu") and not torch.cuda.is_available():
+        pytest.skip("needs a GPU")
+
+
 @pytest.fixture(autouse=True)
 def same_random_numbers() -> None:
     """A tolerance that holds for one draw of weights shall hold in every run."""

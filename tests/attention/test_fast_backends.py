@@ -29,7 +29,6 @@ from minisgl.core.sampling_params import SamplingParams
 from minisgl.stage3.page_pool import KVCachePool
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-on_gpu = pytest.mark.skipif(DEVICE.type == "cpu", reason="needs a GPU")
 MIXED = [(99, 100), (16, 17), (0, 1), (0, 70), (48, 53), (160, 161)]  # (cached_len, device_len)
 
 
@@ -117,7 +116,7 @@ def shapes(page_size: int, dtype: torch.dtype) -> list[Shape]:
 
 CASES = [
     ("triton", torch.float32),  # the interpreter's bfloat16 products are wrong
-    *(pytest.param(name, torch.bfloat16, marks=[on_gpu, pytest.mark.gpu]) for name in ("triton", "fi", "fi,triton")),
+    *(pytest.param(name, torch.bfloat16, marks=pytest.mark.gpu) for name in ("triton", "fi", "fi,triton")),
 ]  # fmt: skip
 
 
@@ -207,7 +206,6 @@ def dummy(tokens: int, scene: Scene) -> Req:
     return Req(-1, torch.zeros(tokens, dtype=torch.int32), SamplingParams(max_tokens=1), len(scene.table) - 1)
 
 
-@on_gpu
 @pytest.mark.gpu
 def test_auto_falls_back_and_says_why(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     with caplog.at_level(logging.INFO, "minisgl"):

@@ -21,7 +21,7 @@ from minisgl.stage7.config import OverlapConfig
 from minisgl.stage7.graph_runner import GraphEngine
 from minisgl.stage7.llm import LLM
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
+pytestmark = pytest.mark.gpu
 
 OPTIONS: dict[str, Any] = {"num_pages": 200, "max_seq_len": 512, "max_running_requests": 16}
 PROMPTS = [[(7 * i + 11 * length) % 250 for i in range(length)] for length in (5, 70, 300, 1, 16)]

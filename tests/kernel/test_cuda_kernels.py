@@ -13,14 +13,14 @@ from torch import Tensor
 
 from minisgl.kernel import jit, rows
 
-pytestmark = pytest.mark.gpu
 ON_GPU = torch.cuda.is_available()
 if not ON_GPU and "TRITON_INTERPRET" not in os.environ:
     pytest.skip("needs a GPU", allow_module_level=True)
+pytestmark = [pytest.mark.gpu] if ON_GPU else []
 
 DEVICE = torch.device("cuda", 0) if ON_GPU else torch.device("cpu")
 FORMS = ("cuda", "triton")
-on_gpu = pytest.mark.skipif(not ON_GPU, reason="needs a GPU")
+on_gpu = pytest.mark.gpu
 
 
 def form_named(name: str) -> Any:

@@ -35,8 +35,6 @@ DTYPES = list(TOLERANCE) if ON_GPU else [torch.float32, torch.float16]  # the in
 TUNED = (0.5, 16), (4, 32), (100, 128)  # rows an expert at most, rows of a tile
 HIDDEN, SIZE = 96, 40  # neither divides by what a program takes at once
 
-gpu = [pytest.mark.gpu, pytest.mark.skipif(not ON_GPU, reason="needs a GPU")]
-
 
 class Rank:
     """One of several: what it computes is a term of the sum, and nobody adds it up."""
@@ -265,7 +263,7 @@ def test_what_is_committed_can_be_launched() -> None:
 class TestOnAGpu:
     """In the shapes of Qwen3-30B-A3B, against float32."""
 
-    pytestmark = gpu
+    pytestmark = pytest.mark.gpu
 
     @pytest.fixture(scope="class")
     def layer(self) -> MoELayer:
