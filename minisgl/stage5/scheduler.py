@@ -105,15 +105,16 @@ class Scheduler:
     def commit(self, forward_input: ForwardInput, output: ForwardOutput) -> list[TokenOutput]:
         """Wait for the sampled tokens, and do all that depends on their values: append, finish, cache, free."""
         output.copy_done.synchronize()
-        self.device_lane.write()
-        self.in_flight.remove(forward_input.batch)
-        token_ids = output.next_tokens_host.tolist()
-        self._trace_first_tokens(forward_input.batch)
-        with self.cache.freeing():
-            outputs = [self._commit(*pair) for pair in zip(forward_input.batch.reqs, token_ids, strict=True)]
-        if output.logprobs is not None:
-            attach_logprobs(forward_input.batch.reqs, outputs, output.logprobs)
-        return [output for output in outputs if output is not None]
+        with self.tracer.span("commit", "scheduler"):
+            self.device_lane.write()
+            self.in_flight.remove(forward_input.batch)
+            token_ids = output.next_tokens_host.tolist()
+            self._trace_first_tokens(forward_input.batch)
+            with self.cache.freeing():
+                outputs = [self._commit(*pair) for pair in zip(forward_input.batch.reqs, token_ids, strict=True)]
+            if output.logprobs is not None:
+                attach_logprobs(forward_input.batch.reqs, outputs, output.logprobs)
+            return [output for output in outputs if output is not None]
 
     def _next_prompts(self, token_budget: int) -> list[Req]:
         if token_budget <= 0 or not self.prefill.has_turn:

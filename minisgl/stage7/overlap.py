@@ -41,5 +41,4 @@ def commit(scheduler: Scheduler, step: InFlight) -> list[TokenOutput]:
     with scheduler.tracer.span("wait", "scheduler"):
         output = step.ticket.result()
         output.copy_done.synchronize()
-    with scheduler.tracer.span("commit", "scheduler"):
-        return scheduler.commit(step.forward_input, output)
+    return scheduler.commit(step.forward_input, output)

@@ -75,6 +75,23 @@ def test_the_trace_has_both_lanes_and_an_arrow_for_each_step(tmp_path: Path) -> 
     assert arrows == [[1, 2, 3, 4, 5, 6]] * 2
 
 
+@pytest.mark.parametrize("overlap", [True, False])
+def test_each_step_has_a_span_for_its_commit(tmp_path: Path, overlap: bool) -> None:
+    """After its own forward, and with overlap after the next one's schedule."""
+    scheduler = make_scheduler(FakeEngine(16, 4, 2, MAX_SEQ_LEN))
+    scheduler.tracer = Tracer(tmp_path / "trace.json")
+    run(scheduler, [[add(0, [1, 2, 3], 6, ignore_eos=True)]], overlap)
+    scheduler.tracer.close()
+    spans = [event for event in read_events(tmp_path / "trace.json") if event.phase == "X"]
+    calls = [event.name for event in sorted(spans, key=lambda event: event.ts) if event.track == "scheduler"]
+    assert calls.count("commit") == 6
+    order = [name for name in calls if name in ("schedule", "commit")]
+    if overlap:
+        assert order == ["schedule", *["schedule", "commit"] * 5, "commit"]
+    else:
+        assert order == ["schedule", "commit"] * 6
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("tp", [1, 2])
 def test_overlap_on_gpus(folder: Path, expected: list[Completion], tp: int) -> None:
