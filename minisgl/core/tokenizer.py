@@ -20,7 +20,7 @@ __all__ = ["ChatTemplateError", "Tokenizer"]
 
 
 class Tokenizer:
-    """Immutable, and safe to share between threads.
+    """Immutable, but for what `forget_words` drops, and safe to share between threads.
 
     vocab_size: every id is below it, added tokens included. longest_token: in characters. eos_ids: each of them ends
     an answer. bos: the text of the token that begins a sequence, or None. special_ids: `decode` skips them.
@@ -80,6 +80,10 @@ class Tokenizer:
         """The bytes of one token within a text: a part of a character, or the name of a special token. Empty for an
         id that no token has."""
         return self._backend.token_bytes(token_id)
+
+    def forget_words(self) -> None:
+        """From now on nothing is remembered of texts: memory does not grow with what clients make up."""
+        self._backend.forget_words()
 
     def apply_chat_template(
         self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True, /, **kwargs: Any

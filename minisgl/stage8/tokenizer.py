@@ -41,10 +41,10 @@ Outcome = list[int] | BaseException  # of one request: its ids, or why there are
 
 class TokenizerRole:
     """vocab_size: the model's, which may be larger than the tokenizer's. seed: draws the seeds of requests without.
-    The tokenizer remembers no more words from now on (`forget_words`)."""
+    From now on the tokenizer remembers no words: clients make up any."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, info: EngineInfo, seed: int) -> None:
-        forget_words(tokenizer)
+        tokenizer.forget_words()
         self._tokenizer, self._vocab_size, self._info = tokenizer, vocab_size, info
         self._seeds = random.Random(seed)
 
@@ -133,14 +133,6 @@ def _checked(outcome: Outcome) -> list[int]:
     if not isinstance(outcome, list):
         raise outcome
     return outcome
-
-
-def forget_words(tokenizer: Tokenizer) -> None:
-    """The Rust library keeps 10,000 words with their tokens, since 0.23 for each thread of its pool: 5 MB a thread for
-    words of 8 letters, 100 MB for what a client makes up of 250, and for text as it is written no time is saved."""
-    model: Any = getattr(getattr(tokenizer._backend, "_rust", None), "model", None)
-    if hasattr(model, "_resize_cache"):  # BPE's and Unigram's
-        model._resize_cache(0)
 
 
 def _rejected(uid: int, error: BaseException) -> Rejected:
