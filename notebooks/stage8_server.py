@@ -42,18 +42,9 @@ from minisgl.core.tokenizer import Tokenizer
 from minisgl.core.trace import read_events
 from minisgl.learn import check
 from minisgl.models.resolve import resolve_model
+from minisgl.stage8.codec import MalformedMessage, MessageDecoder, encode
 from minisgl.stage8.detokenizer import DetokenizerRole
-from minisgl.stage8.messages import (
-    TO_SCHEDULER,
-    Abort,
-    Begin,
-    Generate,
-    MalformedMessage,
-    MessageDecoder,
-    Step,
-    StopMatched,
-    encode,
-)
+from minisgl.stage8.messages import TO_SCHEDULER, Abort, Begin, Generate, Step, StopMatched
 from minisgl.stage8.stop_strings import StopStrings
 
 folder = tempfile.TemporaryDirectory()

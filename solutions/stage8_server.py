@@ -12,8 +12,9 @@ import msgspec
 
 from minisgl.core.detokenizer import MAX_TOKENS, IncrementalDetokenizer, finished_len
 from minisgl.stage8.ask import Ask, EngineGone, RequestFailed, RequestRefused
+from minisgl.stage8.codec import MalformedMessage, MessageDecoder
 from minisgl.stage8.frontend import Frontend
-from minisgl.stage8.messages import MalformedMessage, MessageDecoder, Reply
+from minisgl.stage8.messages import Reply
 from minisgl.stage8.stop_strings import StopStrings
 
 

@@ -24,7 +24,8 @@ from minisgl.benchmark.messaging_ways import Hop, Ours, Plain, Way
 from minisgl.core.detokenizer import IncrementalDetokenizer
 from minisgl.core.tokenizer import Tokenizer
 from minisgl.models.resolve import resolve_model
-from minisgl.stage8.messages import TO_API, Heartbeat, MessageDecoder, encode
+from minisgl.stage8.codec import MessageDecoder, encode
+from minisgl.stage8.messages import TO_API, Heartbeat
 
 TEXT = "The quick brown fox jumps over the lazy dog, and then it rests in the shade of an old oak tree. "
 

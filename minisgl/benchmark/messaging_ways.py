@@ -17,9 +17,10 @@ from minisgl.core.sampling_params import SamplingParams
 from minisgl.core.tokenizer import Tokenizer
 from minisgl.core.trace import Tracer
 from minisgl.stage8.ask import Ask
+from minisgl.stage8.codec import MessageDecoder
 from minisgl.stage8.detokenizer import DetokenizerRole
 from minisgl.stage8.frontend import Frontend
-from minisgl.stage8.messages import TO_DETOKENIZER, Message, MessageDecoder, Step, Tokenize
+from minisgl.stage8.messages import TO_DETOKENIZER, Message, Step, Tokenize
 from minisgl.stage8.metrics import Metrics
 from minisgl.stage8.ring import RepliesInbox
 from minisgl.stage8.sockets import Inbox, Outbox

@@ -71,8 +71,8 @@ PLACES: dict[str, tuple[str, ...]] = {
     ),
     "7.5": ("minisgl.stage7.graph_runner:GraphRunner.replay",),
     "8.1": (
-        "minisgl.stage8.messages:MessageDecoder.decode",
-        "minisgl.stage8.messages:MessageDecoder.decode_all",
+        "minisgl.stage8.codec:MessageDecoder.decode",
+        "minisgl.stage8.codec:MessageDecoder.decode_all",
     ),
     "8.2": (
         "minisgl.core.detokenizer:IncrementalDetokenizer.add",

@@ -16,20 +16,8 @@ from typing import Protocol
 from minisgl.core.trace import Tracer
 from minisgl.learn import exercise
 from minisgl.stage8.ask import Ask, EngineGone, RequestRefused
-from minisgl.stage8.messages import (
-    TO_API,
-    Abort,
-    Decode,
-    Encode,
-    Flush,
-    Heartbeat,
-    MalformedMessage,
-    Message,
-    MessageDecoder,
-    Replies,
-    Reply,
-    Tokenize,
-)
+from minisgl.stage8.codec import MalformedMessage, MessageDecoder
+from minisgl.stage8.messages import TO_API, Abort, Decode, Encode, Flush, Heartbeat, Message, Replies, Reply, Tokenize
 from minisgl.stage8.metrics import Metrics
 
 Question = Tokenize | Encode | Decode | Flush

@@ -1,7 +1,7 @@
-"""What the processes say to each other. Knows nothing of sockets, and never pickles.
+"""What the processes say to each other. Knows nothing of its bytes, nor of sockets.
 
 Everything travels one way round a ring: API -> tokenizer -> scheduler -> detokenizer -> API. A refusal travels it
-too, so no message about a request can overtake another. Malformed bytes raise MalformedMessage, and nothing else.
+too, so no message about a request can overtake another.
 """
 
 from __future__ import annotations
@@ -14,15 +14,10 @@ import msgspec
 
 from minisgl.core.outputs import FinishReason, TokenLogprob
 from minisgl.core.sampling_params import SamplingParams
-from minisgl.learn import exercise
 from minisgl.stage8.text_logprob import TextLogprob
 
 Echo = Literal["no", "before", "alone"]  # the prompt's text: before the answer's, or in its place
 Plain = str | int | float | bool | None
-
-
-class MalformedMessage(ValueError):
-    """Bytes that are not a message of the expected kinds. Receivers count it and go on."""
 
 
 class Message(msgspec.Struct, frozen=True, tag=True):
@@ -202,10 +197,6 @@ def unpack_ids(data: bytes) -> list[int]:
     return list(struct.unpack(f"<{len(data) // 4}i", data))
 
 
-def encode(message: Message) -> bytes:
-    return msgspec.msgpack.encode(message)
-
-
 def uids_of(message: Message) -> list[int]:
     """The requests that a message is about."""
     if isinstance(message, Step):
@@ -213,30 +204,3 @@ def uids_of(message: Message) -> list[int]:
     if isinstance(message, Replies):
         return [reply.uid for reply in message.replies]
     return [] if isinstance(message, Heartbeat) else [message.uid]  # type: ignore[attr-defined]
-
-
-class MessageDecoder:
-    """Decodes the messages one process may receive: `MessageDecoder(TO_SCHEDULER)`."""
-
-    def __init__(self, kinds: Any) -> None:
-        self._decoder = msgspec.msgpack.Decoder(kinds)
-        self.malformed = 0  # dropped by `decode_all`
-
-    @exercise("8.1")
-    def decode(self, data: bytes) -> Any:
-        """The message. Raises MalformedMessage, and nothing else, for bytes that are none."""
-        try:
-            return self._decoder.decode(data)
-        except (msgspec.DecodeError, ValueError, RecursionError) as error:
-            raise MalformedMessage(f"{len(data)} bytes are not a message: {error}") from error
-
-    @exercise("8.1")
-    def decode_all(self, received: Sequence[bytes]) -> list[Any]:
-        """Those that are messages, in order. The others are counted."""
-        messages: list[Any] = []
-        for data in received:
-            try:
-                messages.append(self.decode(data))
-            except MalformedMessage:
-                self.malformed += 1
-        return messages

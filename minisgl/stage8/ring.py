@@ -13,8 +13,9 @@ from types import TracebackType
 import zmq
 
 from minisgl.stage8.ask import EngineGone
+from minisgl.stage8.codec import encode
 from minisgl.stage8.launch import Processes
-from minisgl.stage8.messages import Message, encode
+from minisgl.stage8.messages import Message
 from minisgl.stage8.sockets import has_message
 
 MAX_AT_ONCE = 16  # messages, until the loop's other tasks have a turn

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from minisgl.core.outputs import TokenOutput
 from minisgl.stage8.child import one_line
+from minisgl.stage8.codec import MessageDecoder
 from minisgl.stage8.messages import (
     TO_SCHEDULER,
     Abort,
@@ -18,7 +19,6 @@ from minisgl.stage8.messages import (
     Generate,
     Heartbeat,
     Message,
-    MessageDecoder,
     Rejected,
     Step,
     StopMatched,

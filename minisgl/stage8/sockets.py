@@ -17,7 +17,8 @@ from typing import Any
 import zmq
 
 from minisgl.core.trace import Tracer
-from minisgl.stage8.messages import Message, MessageDecoder, encode, uids_of
+from minisgl.stage8.codec import MessageDecoder, encode
+from minisgl.stage8.messages import Message, uids_of
 
 MS_TO_CONNECT = 5000
 

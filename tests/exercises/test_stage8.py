@@ -17,20 +17,18 @@ from minisgl.core.detokenizer import MAX_TOKENS, IncrementalDetokenizer
 from minisgl.core.sampling_params import SamplingParams
 from minisgl.core.trace import Tracer
 from minisgl.stage8.ask import Ask, EngineGone, RequestFailed, RequestRefused
+from minisgl.stage8.codec import MalformedMessage, MessageDecoder, encode
 from minisgl.stage8.frontend import Frontend
 from minisgl.stage8.messages import (
     TO_SCHEDULER,
     TO_TOKENIZER,
     Abort,
     Generate,
-    MalformedMessage,
     Message,
-    MessageDecoder,
     Replies,
     Reply,
     StopMatched,
     Tokenize,
-    encode,
 )
 from minisgl.stage8.stop_strings import StopStrings
 

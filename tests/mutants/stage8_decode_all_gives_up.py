@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from minisgl.stage8.messages import MalformedMessage, MessageDecoder
+from minisgl.stage8.codec import MalformedMessage, MessageDecoder
 
 kills = "tests/exercises/test_stage8.py::test_those_that_are_messages_are_served"
 words = "3 of 5 are messages"

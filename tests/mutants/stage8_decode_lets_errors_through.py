@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from minisgl.stage8.messages import MalformedMessage, MessageDecoder
+from minisgl.stage8.codec import MalformedMessage, MessageDecoder
 
 kills = "tests/exercises/test_stage8.py::test_what_is_no_message_is_malformed"
 words = "nothing else is to be raised"

@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from minisgl.stage8.messages import Abort, Heartbeat, Message, Replies, Reply, Tokenize, encode
+from minisgl.stage8.codec import encode
+from minisgl.stage8.messages import Abort, Heartbeat, Message, Replies, Reply, Tokenize
 
 
 def reply(uid: int, text: str = "", finish: str | None = None, tokens: int = 1, **more: object) -> Reply:

@@ -12,9 +12,10 @@ from fake_ring import FakeRing, reply
 from minisgl.core.sampling_params import SamplingParams
 from minisgl.core.trace import Tracer
 from minisgl.stage8.ask import MAX_UNREAD, Ask, EngineGone, RequestFailed, RequestRefused
+from minisgl.stage8.codec import encode
 from minisgl.stage8.errors import as_api_error
 from minisgl.stage8.frontend import Frontend, QueueFull
-from minisgl.stage8.messages import Replies, Reply, Tokenize, encode
+from minisgl.stage8.messages import Replies, Reply, Tokenize
 
 Test = Callable[[Frontend, FakeRing], Awaitable[None]]
 

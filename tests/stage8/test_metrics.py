@@ -12,7 +12,8 @@ from test_api import CHAT, CHAT_PATH, serving
 from test_frontend import listening, requests, settle, silent, texts
 
 from minisgl.stage8.ask import EngineGone, RequestFailed, RequestRefused
-from minisgl.stage8.messages import Heartbeat, encode
+from minisgl.stage8.codec import encode
+from minisgl.stage8.messages import Heartbeat
 from minisgl.stage8.metrics import Metrics
 from minisgl.stage8.prometheus import prometheus_text
 

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 
 from minisgl.core.outputs import TokenLogprob
 from minisgl.core.sampling_params import SamplingParams
+from minisgl.stage8.codec import MalformedMessage, MessageDecoder, encode
 from minisgl.stage8.messages import (
     TO_API,
     TO_DETOKENIZER,
@@ -24,16 +25,13 @@ from minisgl.stage8.messages import (
     Flush,
     Generate,
     Heartbeat,
-    MalformedMessage,
     Message,
-    MessageDecoder,
     Rejected,
     Replies,
     Reply,
     Step,
     StopMatched,
     Tokenize,
-    encode,
 )
 from minisgl.stage8.text_logprob import TextLogprob, TokenText
 
