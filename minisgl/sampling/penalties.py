@@ -24,7 +24,7 @@ _ROWS_AT_ONCE = 64  # of counts: 39 MB in float32 for a vocabulary of 152,000
 
 @dataclass(frozen=True, eq=False)
 class LogitAdjustments:
-    """Of the rows of a batch that ask for any."""
+    """Of rows some of which ask for any."""
 
     bias: LogitBias | None  # None: no row asks
     penalties: list[Penalties]  # in groups of rows: counts are as large as logits, and should not fill the memory
@@ -43,7 +43,7 @@ class LogitAdjustments:
 class LogitBias:
     """One entry for each token whose logit changes by a number known in advance: no pair of row and token twice."""
 
-    rows: Tensor  # int64 [n], of the batch
+    rows: Tensor  # int64 [n]
     token_ids: Tensor  # int64 [n]
     values: Tensor  # float32 [n]; -inf: may not be chosen
 
@@ -52,7 +52,7 @@ class LogitBias:
 class Penalties:
     """On tokens that were there before. One entry for each row that has any."""
 
-    rows: Tensor  # int64 [n], of the batch
+    rows: Tensor  # int64 [n]
     tokens: Tensor  # int32 [pool rows, width]: a view, read when it is applied; past a row's length anything
     pool_rows: Tensor  # int64 [n]: where in `tokens` each is
     starts: Tensor  # int64 [n]: where the answer begins
@@ -84,6 +84,14 @@ def _counts(ids: Tensor, which: Tensor, like: Tensor) -> Tensor:
     return torch.zeros_like(like).scatter_add_(1, ids, which.float())
 
 
+def asks(req: Req) -> bool:
+    """Whether the step that will compute it, before its lengths advance, is to change its logits."""
+    if req.is_plain or isinstance(req, ChunkedReq):
+        return False
+    params = req.sampling_params
+    return params.penalizes or bool(params.logit_bias) or req.device_len - req.prompt_len < params.min_tokens
+
+
 def adjustments(
     reqs: Sequence[Req], eos_ids: frozenset[int], token_pool: Tensor | None, device: torch.device
 ) -> LogitAdjustments | None:
@@ -91,7 +99,7 @@ def adjustments(
 
     token_pool: int32 [rows, max_seq_len], on the device. None: the host knows all tokens.
     """
-    asking = [(row, req) for row, req in enumerate(reqs) if not (req.is_plain or isinstance(req, ChunkedReq))]
+    asking = [(row, req) for row, req in enumerate(reqs) if asks(req)]
     bias = _bias(asking, eos_ids, device)
     penalized = [(row, req) for row, req in asking if req.sampling_params.penalizes]
     groups = [penalized[i : i + _ROWS_AT_ONCE] for i in range(0, len(penalized), _ROWS_AT_ONCE)]

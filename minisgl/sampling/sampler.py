@@ -12,11 +12,11 @@ from minisgl.core.req import ChunkedReq, Req
 from minisgl.core.sampling_params import SamplingParams
 from minisgl.kernel.device import device_tensor
 from minisgl.kernel.triton_runs import triton_runs
-from minisgl.sampling.args import BatchSamplingArgs
+from minisgl.sampling.args import BatchSamplingArgs, RowsApart
 from minisgl.sampling.filters import TokenFilters
 from minisgl.sampling.logprobs import logprob_args
 from minisgl.sampling.noise import gumbel_noise
-from minisgl.sampling.penalties import adjustments
+from minisgl.sampling.penalties import adjustments, asks
 
 _MIN_TEMPERATURE = 1e-6  # colder than this there is nothing left to draw, and float32 would overflow
 
@@ -38,14 +38,23 @@ class Sampler:
 
         eos_ids: what min_tokens keeps away. token_pool: see `adjustments`.
         """
-        args = self._draws(reqs)
-        if all(req.is_plain for req in reqs):
-            return args
-        adjust = adjustments(reqs, eos_ids, token_pool, self.device)
-        return replace(args, adjust=adjust, logprobs=logprob_args(reqs, self.vocab_size, self.device))
-
-    def _draws(self, reqs: Sequence[Req]) -> BatchSamplingArgs:
         greedy = [req.sampling_params.is_greedy or isinstance(req, ChunkedReq) for req in reqs]
+        plain = all(req.is_plain for req in reqs)
+        if plain and all(greedy):
+            return BatchSamplingArgs()
+        rows = [row for row, req in enumerate(reqs) if asks(req) or (not greedy[row] and _filters(req))]
+        apart = None
+        if rows:
+            own = [reqs[row] for row in rows]
+            adjust = adjustments(own, eos_ids, token_pool, self.device)
+            args = self._draws(own, [greedy[row] for row in rows])
+            apart = RowsApart(self._tensor(rows, torch.int64), adjust, args)
+            for row in rows:
+                greedy[row] = True
+        logprobs = None if plain else logprob_args(reqs, self.vocab_size, self.device)
+        return replace(self._draws(reqs, greedy), apart=apart, logprobs=logprobs)
+
+    def _draws(self, reqs: Sequence[Req], greedy: list[bool]) -> BatchSamplingArgs:
         if all(greedy):
             return BatchSamplingArgs()
         neutral = SamplingParams(temperature=1.0, seed=0)
@@ -70,8 +79,23 @@ class Sampler:
 
     def sample(self, logits: Tensor, args: BatchSamplingArgs) -> Tensor:
         """logits: [rows, vocab], any float dtype, not changed. Returns int32 [rows]."""
-        if args.adjust is not None:
-            logits = args.adjust.apply(logits)
+        apart = args.apart
+        if apart is None:
+            return self.choose(logits, args)
+        all_are = len(apart.rows) == len(logits)
+        rows = self.whole(logits if all_are else logits[apart.rows])  # [n, vocab]
+        tokens = self._choose(rows if apart.adjust is None else apart.adjust.apply(rows), apart.args)  # [n]
+        return tokens if all_are else self.choose(logits, args).index_copy_(0, apart.rows, tokens)
+
+    def choose(self, logits: Tensor, args: BatchSamplingArgs) -> Tensor:
+        """As `sample`, where no row is apart."""
+        return self._choose(logits, args)
+
+    def whole(self, logits: Tensor) -> Tensor:
+        """All columns of what `sample` was given some rows of."""
+        return logits
+
+    def _choose(self, logits: Tensor, args: BatchSamplingArgs) -> Tensor:
         if self.fused:
             return self._sample_fused(logits, args)
         if args.temperatures is None:
@@ -101,3 +125,8 @@ class Sampler:
 
     def _tensor(self, values: Sequence[int] | Sequence[float], dtype: torch.dtype) -> Tensor:
         return device_tensor(values, dtype, self.device)
+
+
+def _filters(req: Req) -> bool:
+    params = req.sampling_params
+    return params.top_k != -1 or params.top_p < 1 or params.min_p > 0

@@ -64,6 +64,7 @@ def probabilities(logits: Tensor, params: SamplingParams) -> Tensor:
         return torch.zeros(len(logits)).index_fill_(0, logits.max(0).indices.cpu(), 1.0)
     sampler = Sampler(len(logits), logits.device)
     args = sampler.prepare([Req(0, torch.zeros(1, dtype=torch.int32), replace(params, seed=0), 0)])
+    args = args.apart.args if args.apart else args
     assert args.temperatures is not None
     return sampler.filters.apply(logits.float()[None] / args.temperatures[:, None], args)[0].softmax(0)
 

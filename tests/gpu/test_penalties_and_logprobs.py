@@ -33,6 +33,12 @@ PARAMS = [
     SamplingParams(temperature=0.8, seed=3, max_tokens=25, ignore_eos=True, repetition_penalty=1.2, logit_bias=FEW),
     SamplingParams(max_tokens=20, ignore_eos=True),
 ]
+FILTERED = [
+    *PARAMS[1:3],
+    SamplingParams(temperature=0.7, seed=4, top_p=0.9, max_tokens=20, ignore_eos=True),
+    SamplingParams(temperature=0.7, seed=5, top_k=20, min_p=0.01, max_tokens=20, ignore_eos=True),
+    SamplingParams(temperature=0.7, seed=6, max_tokens=20, ignore_eos=True),
+]
 
 
 @pytest.fixture(scope="module")
@@ -81,16 +87,18 @@ def no_syncs() -> Iterator[None]:
     torch.cuda.set_sync_debug_mode("default")
 
 
-@pytest.mark.parametrize("largest", [8, 0])
-def test_no_step_waits_for_the_device(folder: Path, largest: int, no_syncs: None) -> None:
+@pytest.mark.parametrize(
+    ("largest", "params"), [(8, PARAMS), (0, PARAMS), (8, FILTERED)], ids=["graphs", "no graphs", "filters"]
+)
+def test_no_step_waits_for_the_device(folder: Path, largest: int, params: list[SamplingParams], no_syncs: None) -> None:
     options = {**OPTIONS, "device": "cuda", "dtype": "bfloat16", "cuda_graph_max_bs": largest}
     config = make_config(OverlapConfig, options)
     engine = GraphEngine(config, folder, ModelConfig.from_folder(folder), 512)
     scheduler = Scheduler(config, engine, frozenset({257}), Tracer(None))
     for step in range(12):
         if step in (0, 4):
-            for uid, (prompt, params) in enumerate(zip(PROMPTS, PARAMS, strict=True)):
-                scheduler.add(10 * step + uid, prompt, params)
+            for uid, (prompt, asked) in enumerate(zip(PROMPTS, params, strict=True)):
+                scheduler.add(10 * step + uid, prompt, asked)
         if step == 4:  # kernels are compiled and loaded
             torch.cuda.set_sync_debug_mode("error")
         forward_input = scheduler.schedule()

@@ -19,6 +19,8 @@ from transformers import (
 from minisgl.core.llm import check_prompt
 from minisgl.core.req import ChunkedReq, Req
 from minisgl.core.sampling_params import SamplingParams
+from minisgl.sampling.filters import TokenFilters
+from minisgl.sampling.penalties import LogitAdjustments
 from minisgl.sampling.sampler import Sampler
 
 CPU = torch.device("cpu")
@@ -32,9 +34,11 @@ def req(prompt: list[int], answer: list[int], row: int = 0, **params: Any) -> Re
 
 
 def adjusted(logits: Tensor, reqs: list[Req], token_pool: Tensor | None = None) -> Tensor:
-    args = Sampler(logits.shape[1], CPU).prepare(reqs, EOS, token_pool)
-    before = logits.clone()
-    found = logits.float() if args.adjust is None else args.adjust.apply(logits)
+    apart = Sampler(logits.shape[1], CPU).prepare(reqs, EOS, token_pool).apart
+    before, found = logits.clone(), logits.float()
+    if apart is not None and apart.adjust is not None:
+        found = found.clone()
+        found[apart.rows] = apart.adjust.apply(logits if len(apart.rows) == len(logits) else logits[apart.rows])
     assert torch.equal(logits, before), "the caller's logits were changed"
     return found
 
@@ -132,6 +136,26 @@ def test_an_answer_does_not_depend_on_the_batch(rows: list[tuple[Any, ...]], see
     assert together == alone
 
 
+def test_other_rows_do_not_pay_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Changed and filtered, in float32, are the rows that ask for it; the others' tokens are theirs."""
+    seen: list[tuple[str, int]] = []
+    change, rank = LogitAdjustments.apply, TokenFilters._rank
+    monkeypatch.setattr(LogitAdjustments, "apply", lambda self, x: seen.append(("changed", len(x))) or change(self, x))
+    monkeypatch.setattr(
+        TokenFilters, "_rank", lambda self, x, args: seen.append(("ranked", len(x))) or rank(self, x, args)
+    )
+    logits = torch.randn(6, VOCAB, generator=torch.Generator().manual_seed(5)).bfloat16()
+    best = logits.argmax(dim=1).tolist()
+    bias = {(best[1] + 1) % VOCAB: 50.0}
+    draw = {"temperature": 1.0, "seed": 1}
+    asked: list[dict[str, Any]] = [{}, {"logit_bias": bias}, {}, {**draw, "top_p": 1e-6}, draw, {"min_tokens": 1}]
+    sampler = Sampler(VOCAB, CPU)
+    tokens = sampler.sample(logits, sampler.prepare([req([1], [], i, **p) for i, p in enumerate(asked)], EOS)).tolist()
+    assert seen == [("changed", 3), ("ranked", 3)], "rows 1, 3 and 5"
+    assert tokens[:4] == [best[0], *bias, best[2], best[3]]
+    assert tokens[5] not in EOS
+
+
 def test_rows_in_several_groups() -> None:
     """Every other row is penalized, and more of them than are counted at once."""
     logits = torch.randn(300, VOCAB, generator=torch.Generator().manual_seed(4))
@@ -148,8 +172,9 @@ def test_lengths_are_those_of_the_step() -> None:
     request.complete_one()
     args = sampler.prepare([request], EOS, pool)  # the token at 2 is not known to the host
     request.complete_one()
-    assert args.adjust is not None
-    found = args.adjust.apply(torch.zeros(1, VOCAB))[0]
+    assert args.apart is not None
+    assert args.apart.adjust is not None
+    found = args.apart.adjust.apply(torch.zeros(1, VOCAB))[0]
     assert found[[1, 8, 9]].tolist() == [0, -2, -2], "8 and 9 once each, the prompt not at all"
 
 
@@ -158,7 +183,7 @@ def test_who_asks_for_nothing_pays_nothing() -> None:
     asks_in_vain = {"stop_token_ids": (4,), "logit_bias": {}, "repetition_penalty": 1.0}
     chunk = ChunkedReq(0, torch.zeros(8, dtype=torch.int32), SamplingParams(presence_penalty=1.0), 0, chunk_end=4)
     for reqs in ([req([1], [2], **asks_in_vain)], [req([1], [2, 2], min_tokens=2)], [chunk]):
-        assert sampler.prepare(reqs, EOS).adjust is None
+        assert sampler.prepare(reqs, EOS).apart is None
 
 
 @pytest.mark.parametrize("ignore_eos", [False, True])

@@ -36,10 +36,13 @@ def sample(logits: Tensor, reqs: list[Req]) -> list[int]:
 
 def allowed(logits: Tensor, reqs: list[Req]) -> Tensor:
     """bool [rows, vocab]: what the filters leave."""
-    args = Sampler(logits.shape[1], CPU).prepare(reqs)
-    assert args.temperatures is not None
-    scores = logits.float() / args.temperatures[:, None]
-    return TokenFilters().apply(scores, args) > -torch.inf
+    apart = Sampler(logits.shape[1], CPU).prepare(reqs).apart
+    left = torch.ones_like(logits, dtype=torch.bool)
+    if apart is not None:
+        assert apart.args.temperatures is not None
+        scores = logits[apart.rows].float() / apart.args.temperatures[:, None]
+        left[apart.rows] = TokenFilters().apply(scores, apart.args) > -torch.inf
+    return left
 
 
 def test_an_all_greedy_batch_needs_nothing() -> None:

@@ -76,16 +76,23 @@ def test_rows_without_filters_give_one_number_each(size: int, dtype: torch.dtype
         assert gathered == len(logits) * len(params)
 
 
-@pytest.mark.parametrize("params", FILTERED)
-def test_rows_with_filters_are_gathered(params: SamplingParams) -> None:
+@pytest.mark.parametrize(
+    "params", [*FILTERED, SamplingParams(logit_bias={3: 100.0}), SamplingParams(presence_penalty=2)]
+)
+def test_only_rows_that_need_it_are_gathered(params: SamplingParams) -> None:
+    """And then all rows give a number each. Where all need it, that is all that crosses."""
     torch.manual_seed(0)
-    logits = [torch.randn(2, 50)]
-    tokens, gathered = on_shards(2, logits, [params, SamplingParams()])
-    assert torch.equal(tokens[0], from_all(logits, [params, SamplingParams()])[0])
-    assert gathered == 2 * 25
+    logits = [torch.randn(3, 50)]
+    batch = [PLAIN[1], params, SamplingParams()]
+    tokens, gathered = on_shards(2, logits, batch)
+    assert torch.equal(tokens[0], from_all(logits, batch)[0])
+    assert gathered == 25 + 3
+    tokens, gathered = on_shards(2, logits, [params] * 3)
+    assert torch.equal(tokens[0], from_all(logits, [params] * 3)[0])
+    assert gathered == 3 * 25
 
 
-def test_penalties_need_the_whole_row() -> None:
+def test_a_bias_wins_on_another_rank() -> None:
     logits = [torch.tensor([[0.0, 1.0, 2.0, 3.0]])]
     params = SamplingParams(logit_bias={0: 100.0})
     assert on_shards(2, logits, [params])[0][0].tolist() == [0]
