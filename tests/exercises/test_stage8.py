@@ -49,7 +49,7 @@ MALFORMED = {
     "a parameter over its limit": msgspec.msgpack.encode(
         {"type": "Generate", "uid": 1, "prompt": b"", "params": {"temperature": -1}}
     ),
-    "5,000 lists in each other": CHAT.replace(b"\xa1a\x01", b"\xa1a" + b"\x91" * 5000 + b"\x01"),
+    "50,000 lists in each other": CHAT.replace(b"\xa1a\x01", b"\xa1a" + b"\x91" * 50_000 + b"\x01"),
 }
 
 
