@@ -108,7 +108,7 @@ viz.memory_budget(parts, pages=("KV pages", num_pages))
 # pages, of 2 KV heads, are half as large.
 
 # %% [markdown]
-# ## Which slice lives where
+# ## Exercise 6.1 · the heads of a rank
 #
 # From here on the model that you have: 9 q heads, 3 KV heads, 1,536 MLP columns, 49,152 tokens in the vocabulary.
 #
@@ -144,7 +144,16 @@ check("6.1")
 # **Predict:** two ranks. How much of the time of one does a layer's arithmetic take, if rank 0 has 6 heads of 9 and
 # half of the MLP? How often do the ranks meet?
 
+
 # %%
+def layer_weights(shape: ModelConfig, rank: int, size: int) -> int:
+    named = parameters(shape, rank, size).items()
+    return sum(p.numel() for name, p in named if "layers.0." in name and "norm" not in name)
+
+
+portions = [layer_weights(config, rank, 2) / layer_weights(config, 0, 1) for rank in range(2)]
+print(f"rank 0 has {portions[0]:.0%} of a layer's multiply-adds, rank 1 has {portions[1]:.0%}")
+assert portions[0] > 0.5 > portions[1]
 viz.layer_on_ranks(config, 2)
 
 # %% [markdown]
@@ -152,6 +161,41 @@ viz.layer_on_ranks(config, 2)
 
 # %%
 viz.layer_on_ranks(config, 3)
+
+# %% [markdown]
+# A decode step of one request hardly computes: it reads the rank's weights, all but the embedding, of which it needs a
+# row. So what a meeting costs is counted against reading. Llama 3.1 8B on two H200s, of which each reads some 4.3 TB a
+# second; the sum of one token's 4,096 values takes 13.1 µs by NCCL and 6.8 µs by a kernel of ours (measured on
+# 2026-11-30: [how ranks add up](../chapters/stage6_tensor_parallel/communicators.md#which-is-the-fastest)).
+#
+# **Predict:** how many GB of weights does rank 0 read in a step? Which share of its time goes into the sums?
+
+# %%
+llama_8b = ModelConfig.from_dict(
+    {
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "vocab_size": 128256,
+        "max_position_embeddings": 8192,
+    }
+)
+read = 2 * sum(p.numel() for name, p in parameters(llama_8b, 0, 2).items() if "embed_tokens" not in name)
+layer = 2 * layer_weights(llama_8b, 0, 2)
+sums = 2 * llama_8b.num_layers + 1
+reading = read / 4.3e12
+print(f"rank 0 reads {read / 1e9:.1f} GB a step, {layer / 1e9:.2f} GB a layer: {1e3 * reading:.2f} ms")
+for way, micros in {"NCCL": 13.1, "one-shot": 6.8}.items():
+    meeting = sums * micros / 1e6
+    print(f"{sums} sums by {way}: {1e3 * meeting:.2f} ms, {meeting / (reading + meeting):.0%} of rank 0's time")
+assert (round(read / 1e9, 1), round(layer / 1e9, 2), sums) == (7.5, 0.22, 65)
+
+# %% [markdown]
+# One rank alone would read 15 GB, in 3.5 ms: two are faster, and not twice as fast. (The number leaves out attention,
+# sampling and the launches, so a real step's share is smaller.)
 
 # %% [markdown]
 # ## Exercise 6.2 · what a rank reads
@@ -257,12 +301,15 @@ print("one request, as rows:", one.tolist())
 
 # %% [markdown]
 # With one request both are right, but for the padding. With two the first row has half of the second's logits.
+#
+# (Whole rows are gathered for top-k, top-p, min-p, penalties and logprobs. A greedy token, or one drawn from the whole
+# vocabulary, needs each rank's best alone: two numbers a row, gathered in the same way.)
 
 # %%
 check("6.5")
 
 # %% [markdown]
-# ## Ranks in lock step
+# ## Exercise 6.6 · ranks in lock step
 #
 # Now two real processes, and a trace that both write. They compute on GPUs if there are two, else both on the CPU.
 #
