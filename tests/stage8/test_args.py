@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -79,7 +80,7 @@ def test_help_says_how_many_processes(capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_every_role_has_a_file() -> None:
     root = Path(minisgl.__file__).parent.parent
-    assert [file for _, file in ROLES if not (root / file).is_file()] == []
+    assert [file for _, file, _ in ROLES if not (root / file).is_file()] == []
 
 
 def test_where_finds_roles(capsys: pytest.CaptureFixture[str]) -> None:
@@ -89,3 +90,29 @@ def test_where_finds_roles(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.count("\n") == len(ROLES)
     assert main(["no such role"]) == 1
     assert "no such role" in capsys.readouterr().err
+
+
+def test_where_knows_the_glossarys_words_and_more(capsys: pytest.CaptureFixture[str]) -> None:
+    glossary = (Path(minisgl.__file__).parents[1] / "chapters" / "glossary.md").read_text("utf-8")
+    cells = re.findall(r"^\| (?!here)([^|]+) \| [^|]*[^\x00-\x7f|][^|]* \|", glossary, re.MULTILINE)
+    terms = [re.sub(r"[`()]", "", term).strip() for cell in cells for term in cell.split(",")]
+    assert len(terms) > 50
+    more = [
+        "retractions",
+        "heartbeat",
+        "preempt",
+        "lock step",
+        "stop string",
+        "top_p",
+        "disconnect",
+        "Perfetto",
+        "replay",
+    ]
+    assert [term for term in [*terms, *more] if main(term.split()) != 0] == []
+
+
+def test_where_is_not_misled_by_parts_of_words(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["min-p"]) == 0
+    assert "minisgl/sampling/filters.py" in capsys.readouterr().out
+    assert main(["lock"]) == 0
+    assert "simulated" not in capsys.readouterr().out, "a clock is no lock"
