@@ -2,7 +2,8 @@
 
 `minisgl start 1` copies this file to mine.py, which is yours. There, replace each `raise NotImplementedError` by
 the method that its docstring asks for; `minisgl check 1` says how you stand, `minisgl hint 1.1` helps.
-A method may use the rest of its class, and what is imported here; methods that you add beside it are yours too.
+A method may use the rest of its class, and what is imported here; what it needs of both is listed above it. Methods
+that you add beside it are yours too.
 
 Generated from the package by `python -m minisgl.learn generate`: a change here is lost.
 """
@@ -27,6 +28,8 @@ from minisgl.stage1.llm import LLM
 
 class MyRMSNorm(RMSNorm):
     # 1.1 RMSNorm
+    #   self.weight   [size], in the model's dtype
+    #   self.eps      float: the formula's
     def forward(self, x: Tensor) -> Tensor:
         """x / rms(x) × weight over the last dimension, [..., size]. The sum of squares needs float32, whatever
         x is; the quotient is rounded to x's dtype before it meets the weight, as transformers does."""
@@ -35,6 +38,8 @@ class MyRMSNorm(RMSNorm):
 
 class MyRotation(Rotation):
     # 1.2 RoPE: turn a head
+    #   self.cos          [tokens, 1, head_dim]
+    #   self.signed_sin   [tokens, 1, head_dim]: -sin for the first half of a head, sin for the second
     def apply(self, x: Tensor) -> Tensor:
         """Turn every head of x, [tokens, heads, head_dim].
 
@@ -45,6 +50,7 @@ class MyRotation(Rotation):
 
 class MyRecomputeAttention(RecomputeAttention):
     # 1.3 grouped-query attention
+    #   Nothing but the arguments, which are all in the model's dtype and on its device.
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Grouped-query attention (arXiv 2305.13245), causal: softmax(q kᵀ / √head_dim) v.
 
@@ -56,6 +62,7 @@ class MyRecomputeAttention(RecomputeAttention):
 
 class MyTokenFilters(TokenFilters):
     # 1.4 top-k and top-p
+    #   Nothing but the arguments. A score is a logit divided by the temperature, float32.
     def top_k_threshold(self, ranked: Tensor, top_k: Tensor) -> Tensor:
         """The top_k-th highest score (arXiv 1805.04833); -inf for a row whose top_k is more than n.
 
@@ -75,6 +82,14 @@ class MyTokenFilters(TokenFilters):
 
 class MyLLM(LLM):
     # 1.5 the loop
+    #   self._next_token(req) -> int      the forward over all that req holds, and the sampling
+    #   self.tokenizer.eos_ids            frozenset[int]: what append_host asks for
+    #   self.tracer.span("forward", "engine", req.uid, tokens=req.device_len)   `with` it around a step: for the figures
+    #   request.uid, .sampling_params, .prompt_ids (list[int])
+    #   Req(uid, input_ids, sampling_params, table_idx)   input_ids: a Tensor, int32, on the CPU
+    #   req.append_host(token_id, eos_ids)   notes the token; sets and returns req.finish_reason, None while more will
+    #       come
+    #   TokenOutput(uid, token_id, finish_reason, cached_tokens)
     def _run(self, requests: list[Request]) -> Generator[TokenOutput, None, None]:
         """One request after the other, one token after the other. Each token is yielded as soon as it is there, as a
         TokenOutput with the request's uid, its finish_reason so far, and no cached tokens.

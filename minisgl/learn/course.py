@@ -35,6 +35,7 @@ class Exercise:
     tests: tuple[str, ...]  # pytest's node ids, the most telling first
     mistakes: tuple[Mistake, ...]
     places: tuple[str, ...]  # "module:Class.method"
+    given: dict[str, list[str]]  # by class: lines on what its method may use beside its arguments
     runs: str = ""  # when the method is called on its stage, if not always
     stages: tuple[int, ...] = ()  # those that call it, if not all from its own on
 

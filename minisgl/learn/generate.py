@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 import ast
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from minisgl.learn.course import Chapter, Course, read_toml
 from minisgl.learn.install import PREFIX
@@ -41,9 +43,9 @@ def generated(course: Course) -> dict[Path, str]:
         raise ValueError(f"marks in the package and exercises.toml differ in {differ}")
     for chapter in course.chapters:
         of_chapter = [method for method in marked if method.number.split(".")[0] == str(chapter.number)]
-        titles = {number: table["title"] for number, table in read_toml(chapter.folder / "exercises.toml").items()}
-        files[chapter.skeleton] = skeleton(chapter, of_chapter, titles)
-        files[chapter.solution] = solution(chapter, of_chapter, titles)
+        tables = read_toml(chapter.folder / "exercises.toml")
+        files[chapter.skeleton] = skeleton(chapter, of_chapter, tables)
+        files[chapter.solution] = solution(chapter, of_chapter, tables)
     return files
 
 
@@ -61,30 +63,45 @@ def registry(marked: Sequence[Marked]) -> str:
     return f"{doc}\nPLACES: dict[str, tuple[str, ...]] = {{\n{lines}}}\n"
 
 
-def skeleton(chapter: Chapter, marked: Sequence[Marked], titles: dict[str, str]) -> str:
+def skeleton(chapter: Chapter, marked: Sequence[Marked], tables: dict[str, Any]) -> str:
     number = chapter.number
     doc = f'''"""Stage {number}, {chapter.title}: your code.
 
 `minisgl start {number}` copies this file to mine.py, which is yours. There, replace each `raise NotImplementedError` by
 the method that its docstring asks for; `minisgl check {number}` says how you stand, `minisgl hint {number}.1` helps.
-A method may use the rest of its class, and what is imported here; methods that you add beside it are yours too.
+A method may use the rest of its class, and what is imported here; what it needs of both is listed above it. Methods
+that you add beside it are yours too.
 
 {GENERATED}
 """'''
     bodies = {m: f'{m.doc}        raise NotImplementedError("exercise {m.number}")\n' for m in marked}
-    code = _module(marked, bodies, titles)
+    code = _module(marked, bodies, {place: _comment(*place, tables[place[0]]) for place in _places(marked)})
     imported = {item.alias or item.name or item.module for m in marked for item in m.imports}
     spare = imported - {node.id for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Name)}
     return f"{doc}\n{NOQA.rstrip() if spare else ''}{code}"
 
 
-def solution(chapter: Chapter, marked: Sequence[Marked], titles: dict[str, str]) -> str:
+def solution(chapter: Chapter, marked: Sequence[Marked], tables: dict[str, Any]) -> str:
     title = f"Stage {chapter.number}, {chapter.title}: the package's own methods. Knows no other way."
     doc = f'"""{title}\n\n{GENERATED}\n"""\n'
-    return f"{doc}{_module(marked, {m: m.doc + m.body for m in marked}, titles)}"
+    comments = {place: f"    # {place[0]} {tables[place[0]]['title']}\n" for place in _places(marked)}
+    return f"{doc}{_module(marked, {m: m.doc + m.body for m in marked}, comments)}"
 
 
-def _module(marked: Sequence[Marked], bodies: dict[Marked, str], titles: dict[str, str]) -> str:
+def _places(marked: Sequence[Marked]) -> set[tuple[str, str]]:
+    """An exercise has a part in one class or in several."""
+    return {(m.number, m.class_name) for m in marked}
+
+
+def _comment(number: str, class_name: str, table: dict[str, Any]) -> str:
+    given = [part for line in table["given"][class_name] for part in _wrap(line)]
+    return "\n".join([f"    # {number} {table['title']}", *given, ""])
+
+
+_wrap = textwrap.TextWrapper(120, initial_indent="    #   ", subsequent_indent="    #       ").wrap
+
+
+def _module(marked: Sequence[Marked], bodies: dict[Marked, str], comments: dict[tuple[str, str], str]) -> str:
     bases = {Import(m.module, m.class_name) for m in marked}
     imports = bases.union(*(m.imports for m in marked))
     text = f"\nfrom __future__ import annotations\n\n{import_lines(imports)}\n"
@@ -93,7 +110,7 @@ def _module(marked: Sequence[Marked], bodies: dict[Marked, str], titles: dict[st
         last = ""
         for m in marked:
             if (m.module, m.class_name) == owner:
-                text += f"\n    # {m.number} {titles[m.number]}\n" if m.number != last else "\n"
+                text += f"\n{comments[m.number, m.class_name]}" if m.number != last else "\n"
                 text += m.head + bodies[m]
                 last = m.number
     return text

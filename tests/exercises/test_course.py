@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 import ast
+import importlib
+import inspect
+import re
+import textwrap
+from collections import deque
 from functools import cache
 from pathlib import Path
 
 import pytest
+import torch
 from pages import anchors
+from torch import Tensor
 
 from minisgl.learn.answers import Answers
 from minisgl.learn.checking import CHECKPOINT, Result, check
 from minisgl.learn.course import Chapter, Course
 from minisgl.learn.generate import generated
 from minisgl.learn.run_tests import Job, Verdict, verdicts_on
-from minisgl.learn.source import marked_methods
+from minisgl.learn.source import Marked, marked_methods
 
 COURSE = Course()
 CHAPTERS = [pytest.param(chapter, id=f"stage{chapter.number}") for chapter in COURSE.chapters]
 MUTANTS = sorted((COURSE.root / "tests" / "mutants").glob("stage*.py"))
 OTHER_ANSWERS = sorted((COURSE.root / "tests" / "other_answers").glob("stage*.py"))
 MUTANTS_A_STAGE = 3
+LIBRARIES = {"torch", "F", "dist", "np", "heapq"}
 
 
 def test_what_is_generated_is_current() -> None:
@@ -50,6 +58,38 @@ def test_what_the_course_says_of_an_exercise(chapter: Chapter) -> None:
         assert exercise.mistakes, exercise.number
         for test in exercise.tests:
             assert (COURSE.root / test.split("::")[0]).exists(), test
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS)
+def test_a_skeleton_names_all_that_the_answer_uses(chapter: Chapter) -> None:
+    """Who has it and the chapter need not open the file with the answer."""
+    for method in (m for m in marked_methods(COURSE.root) if m.number.split(".")[0] == str(chapter.number)):
+        (exercise,) = (e for e in chapter.exercises if e.number == method.number)
+        told = " ".join([*exercise.given[method.class_name], method.head, method.doc])
+        unsaid = [name for name in used_names(method) if not re.search(rf"\b{name}\b", told)]
+        assert not unsaid, f"{method.place} uses {unsaid}: say in exercises.toml what they are"
+        module = importlib.import_module(method.module)
+        sources = [
+            inspect.getsource(base) for base in getattr(module, method.class_name).__mro__[:-1] if _is_ours(base)
+        ]
+        given = re.findall(r"\bself\.(\w+)", told)
+        missing = [name for name in given if not any(re.search(rf"\b{name}\b", text) for text in sources)]
+        assert not missing, f"{method.class_name} has no {missing}"
+
+
+def used_names(method: Marked) -> set[str]:
+    """Attributes and functions of the package, but for what any tensor, list, string … has."""
+    tree = ast.parse(textwrap.dedent(method.head + method.body))
+    known = {name for kind in (Tensor, list, dict, str, set, range, deque, torch.dtype) for name in dir(kind)}
+    nodes = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
+    of_libraries = {node.attr for node in nodes if ast.unparse(node.value).split(".")[0] in LIBRARIES}
+    called = {node.func.id for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
+    ours = {item.name for item in method.imports if item.name and item.module.startswith("minisgl")}
+    return ({node.attr for node in nodes} - known - of_libraries) | (called & ours)
+
+
+def _is_ours(kind: type) -> bool:
+    return kind.__module__.startswith("minisgl")
 
 
 @pytest.mark.parametrize("chapter", CHAPTERS)
