@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 from minisgl.core.outputs import Completion
 from minisgl.core.sampling_params import SamplingParams
 from minisgl.learn.course import Course, read_toml
-from minisgl.learn.install import PREFIX, Method, install
+from minisgl.learn.install import PREFIX, VARIABLE, Method, publish
 
 EXACT = {"device": "cpu", "dtype": "float32", "threads": 1}  # so that two runs differ in nothing but the bug
 
@@ -95,7 +96,7 @@ def run(bug: Bug, methods: Sequence[Method], trace: Path) -> Outcome:
     """Whatever a bug may raise is part of what comes of it."""
     llm_class = importlib.import_module(f"minisgl.stage{bug.stage}.llm").LLM
     outcome = Outcome()
-    installer = install(methods)
+    installer = publish(methods, calls="")  # nobody counts them
     try:
         with llm_class(trace=str(trace), **EXACT, **bug.options) as llm:
             for prompts in bug.calls:
@@ -105,6 +106,7 @@ def run(bug: Bug, methods: Sequence[Method], trace: Path) -> Outcome:
         outcome.error = f"{type(error).__name__}: {error}"
     finally:
         installer.remove()
+        del os.environ[VARIABLE]
     return outcome
 
 

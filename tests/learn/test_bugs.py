@@ -74,6 +74,38 @@ def waits_until_all_are_gone(run: Run) -> bool:
     return starts[2] >= ends[0]
 
 
+def depends_on_its_company(run: Run) -> bool:
+    """Requests 0 and 1 are the same prompt, alone and beside another."""
+    return run.texts[0] != run.texts[1]
+
+
+def knows_no_capital(run: Run) -> bool:
+    return not run.texts[0].startswith(" Paris")
+
+
+def retracts(run: Run) -> bool:
+    return run.outcome.stats["retractions"] > 0
+
+
+def stammers(run: Run) -> bool:
+    (completion,) = run.outcome.completions
+    ids = completion.token_ids
+    return any(a == b == c for a, b, c in zip(ids, ids[1:], ids[2:], strict=False))
+
+
+def is_stopped_by_the_cache(run: Run) -> bool:
+    return "is freed while 1 launched batches still use its pages" in run.outcome.error
+
+
+def wakes_up_in_every_step(run: Run) -> bool:
+    return run.outcome.stats["scheduler_wakeups"] > len(viz.steps(run.events))
+
+
+def sends_nothing_before_the_end(run: Run) -> bool:
+    first = min(event.ts for event in run.events if event.name == "Step")
+    return first > max(event.ts for event in run.events if event.name == "forward")
+
+
 SYMPTOMS: dict[str, tuple[Callable[[Run], bool], bool]] = {  # and whether the answers stay right
     "1": (same_count_in_every_step, False),
     "2": (computes_all_again, True),
@@ -84,6 +116,13 @@ SYMPTOMS: dict[str, tuple[Callable[[Run], bool], bool]] = {  # and whether the a
     "7": (keeps_locks, True),
     "8": (exceeds_the_budget, True),
     "9": (waits_until_all_are_gone, True),
+    "10": (depends_on_its_company, False),
+    "11": (knows_no_capital, False),
+    "12": (retracts, True),
+    "13": (stammers, False),
+    "14": (is_stopped_by_the_cache, False),
+    "15": (wakes_up_in_every_step, True),
+    "16": (sends_nothing_before_the_end, True),
 }
 
 
@@ -111,7 +150,7 @@ def test_a_bug_shows_and_its_absence_does_not(
 
 def test_each_bug_has_a_file_figures_and_a_place_in_the_key() -> None:
     assert list(BUGS) == list(SYMPTOMS)
-    assert {bug.stage for bug in BUGS.values()} == {1, 2, 3, 4, 5}
+    assert {bug.stage for bug in BUGS.values()} == set(range(1, 9))
     key = (COURSE.root / "solutions" / "bug_hunts.md").read_text("utf-8")
     sections = dict(re.findall(r"^## Bug (\d+)\n(.*?)(?=^## |\Z)", key, re.MULTILINE | re.DOTALL))
     assert list(sections) == list(BUGS)
