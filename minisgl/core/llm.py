@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 from minisgl.core.config import Config, make_config
 from minisgl.core.detokenizer import IncrementalDetokenizer
 from minisgl.core.garbage import spared
-from minisgl.core.outputs import Chunk, Completion, FinishReason, TokenOutput
+from minisgl.core.outputs import Chunk, Completion, TokenOutput
 from minisgl.core.sampling_params import MAX_SEED, SamplingParams
 from minisgl.core.tokenizer import Tokenizer
 from minisgl.core.trace import Tracer, merge
