@@ -11,6 +11,7 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,22 +33,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> None:
-    common = ["--dtype", args.dtype, "--threads", str(args.threads)]
     stages = [int(number) for number in args.stages.split(",")]
-    found: dict[str, dict[str, float]] = {"transformers": child("transformers_baseline", common)}
-    for stage in stages:
-        if stage < 8:
-            found[f"stage {stage}"] = child("measure", [*common, "--stage", str(stage)])
-    if 6 in stages and torch.cuda.device_count() != 1:  # ranks have a GPU each, or share the CPU
-        found["stage 6, tp 2"] = child(
-            "measure", ["--dtype", args.dtype, "--threads", "1", "--stage", "6", "--tp", "2"]
-        )
-    if 8 in stages:
-        found["stage 8, HTTP"] = asyncio.run(serve_and_load(args.dtype, args.threads))
-    setting = f"dtype={args.dtype} threads={args.threads}"
-    write(args.out, [entry for who, numbers in found.items() for entry in records(who, numbers, setting)])
+    found: dict[str, dict[str, float]] = {}
+    for who, numbers in measured(stages, args.dtype, args.threads):
+        found[who] = numbers
+        write(args.out, records(who, numbers, f"dtype={args.dtype} threads={args.threads}"))  # whatever comes after
     print(table(rows(found)))
     print(f"\nappended to {args.out}", file=sys.stderr)
+
+
+def measured(stages: list[int], dtype: str, threads: int) -> Iterator[tuple[str, dict[str, float]]]:
+    """Each stage, then transformers: its name and what was found."""
+    common = ["--dtype", dtype, "--threads", str(threads)]
+    for stage in stages:
+        if stage < 8:
+            yield f"stage {stage}", child("measure", [*common, "--stage", str(stage)])
+        if stage == 6 and torch.cuda.device_count() != 1:  # ranks have a GPU each, or share the CPU
+            yield "stage 6, tp 2", child("measure", ["--dtype", dtype, "--threads", "1", "--stage", "6", "--tp", "2"])
+        if stage == 8:
+            yield "stage 8, HTTP", asyncio.run(serve_and_load(dtype, threads))
+    yield "transformers", child("transformers_baseline", common)
 
 
 def child(module: str, arguments: list[str]) -> dict[str, float]:
