@@ -42,6 +42,19 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert name in file.read_text("utf-8"), f"[{text}]({target}): the file has no {name}"
 
 
+def test_no_page_and_no_figure_is_left_alone() -> None:
+    """Whoever begins with the README comes to all of them. (Solutions are found by the chapter's name.)"""
+    wanted = {*pages.ROOT.glob("chapters/**/*.md"), *pages.ROOT.glob("chapters/**/*.png")}
+    reached, waiting = set(), [pages.ROOT / "README.md"]
+    while waiting:
+        page = waiting.pop()
+        if page not in reached:
+            reached.add(page)
+            targets = [target.partition("#")[0] for _, target in pages.links(page)] if page.suffix == ".md" else []
+            waiting += [(page.parent / target).resolve() for target in targets if target]
+    assert not wanted - reached, "no link leads there"
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_commands_can_be_given(page: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Parsed by the parser of the program that they name, and not run."""
