@@ -147,8 +147,8 @@ def test_a_space_between_words_stays() -> None:
 
 
 def test_a_token_without_text_gives_none() -> None:
-    text, _, pieces = text_of(257, 256, 999, 261, 258)
-    assert [*pieces, text.finish()] == ["a", "", "", "", " cat", ""], (
+    _, _, pieces = text_of(257, 256, 999, 261, 258)
+    assert pieces == ["a", "", "", "", " cat"], (
         f"end-of-sequence (256) and ids over the vocabulary (261, 999) have no text, and do no harm: {pieces}"
     )
 
@@ -209,6 +209,8 @@ def test_the_beginning_of_one_is_held() -> None:
     assert (out, end) == (["the ", "", "ENd"], None), (
         f"'E' and 'EN' may become 'END' and are held; with 'd' they cannot, and come: ['the ', '', 'ENd'], not {out}"
     )
+    out, _ = streamed(["END"], "E", "x", "y")
+    assert out == ["", "Ex", "y"], f"'Ex' has come and is no longer held: it does not come a second time. {out}"
 
 
 def test_no_more_is_held_than_must_be() -> None:
@@ -318,6 +320,16 @@ def test_replies_reach_their_own_request() -> None:
     expected = [(0, "a"), (1, "A"), (0, "b"), (1, "B")], [(0, "x"), (0, "y")]
     assert found == expected, (
         f"uids 0 and 1 are one call's, 2 is another's; each reads its own, by index: {expected}, not {found}"
+    )
+
+
+def test_a_reply_without_text_is_one_too() -> None:
+    frontend, _ = make_frontend()
+    asked = ask(frontend)
+    frontend._take(Replies([reply(0, "", "stop")]))
+    found = read(asked, "its request has ended")
+    assert found == [(0, "")], (
+        f"an end-of-sequence token has no text, but its reply says why the answer ended: {found} is read"
     )
 
 
