@@ -79,7 +79,7 @@ print(repr(llm.tokenizer.decode(text)))
 assert text[len(ids) :] == llm.generate([ids], SamplingParams(max_tokens=8))[0].token_ids
 
 # %% [markdown]
-# ## What is inside: the norm
+# ## Exercise 1.1 · what is inside: the norm
 #
 # Each of the 30 layers first brings every token's vector to one scale: `x / √(mean(x²) + eps) × weight`.
 #
@@ -101,7 +101,7 @@ torch.testing.assert_close(norm(x)[0], norm(x)[1])
 check("1.1")
 
 # %% [markdown]
-# ## Where am I: the rotation
+# ## Exercise 1.2 · where am I: the rotation
 #
 # Attention compares a query and a key by their dot product, which knows no order. RoPE turns pairs of each by an
 # angle that grows with the position.
@@ -132,7 +132,7 @@ assert not math.isclose(score(7, 3), score(7, 4), abs_tol=1e-1)
 check("1.2")
 
 # %% [markdown]
-# ## Who listens to whom: attention
+# ## Exercise 1.3 · who listens to whom: attention
 #
 # Three tokens, one head of size 1; the keys are 0, ln 2, ln 4 and the values 10, 20, 40.
 #
@@ -165,7 +165,7 @@ assert shares == [0, 0, 0, 1, 1, 1, 2, 2, 2]
 check("1.3")
 
 # %% [markdown]
-# ## From scores to a token: sampling
+# ## Exercise 1.4 · from scores to a token: sampling
 #
 # `The capital of France is` has one good answer. `My favourite colour is` has many, and taking the likeliest each
 # time would be dull.
@@ -199,7 +199,7 @@ assert texts[0] == texts[2] != texts[1]
 check("1.4")
 
 # %% [markdown]
-# ## The loop, and its bill
+# ## Exercise 1.5 · the loop, and its bill
 #
 # `llm.generate` is the loop that you wrote above in two lines, for requests with an end. A prompt of 8 tokens, an
 # answer of 80.

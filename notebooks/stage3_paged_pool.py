@@ -267,6 +267,8 @@ assert ragged_view(dense, counts).tolist() == [0, 1, 3, 2, 3]
 # %% [markdown]
 # ## Exercise 3.6 · the memory budget
 #
+# (Its text is [a page of its own](../chapters/stage3_paged_pool/memory-budget.md).)
+#
 # How many pages? An H100 with 78 GiB free, of which 90 % may be used, and a model of Llama-3-8B's shape that takes 16
 # GiB: 32 layers, 8 KV heads of 128, 2 bytes a number.
 #

@@ -289,6 +289,8 @@ check("5.3")
 # %% [markdown]
 # ## Exercise 5.4 · commit what was sampled
 #
+# (The text of this exercise and the next is with [the order of a step](../chapters/stage5_scheduler/one-step.md).)
+#
 # Where does the next step find the token that this one sampled? On the device, in the **token pool**: a row for each
 # request, parallel to its row of slots. `forward` reads its ids from there and writes to it what was sampled; `commit`
 # learns the values later. Here, the real model, a prompt of 5 tokens and a budget of 2 a step.

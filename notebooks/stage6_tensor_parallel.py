@@ -285,6 +285,8 @@ check("6.4")
 # %% [markdown]
 # ## Exercise 6.5 · gather the logits
 #
+# (Its text is with [how ranks add up](../chapters/stage6_tensor_parallel/communicators.md#gathering).)
+#
 # The logits of two requests, a and b, 4 on rank 0 and 3 on rank 1. A gather brings both shards to every rank, one after
 # the other, the smaller one padded.
 #
@@ -310,6 +312,8 @@ check("6.5")
 
 # %% [markdown]
 # ## Exercise 6.6 · ranks in lock step
+#
+# (Its text is [a page of its own](../chapters/stage6_tensor_parallel/ranks.md).)
 #
 # Now two real processes, and a trace that both write. They compute on GPUs if there are two, else both on the CPU.
 #

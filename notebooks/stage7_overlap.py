@@ -325,6 +325,8 @@ viz.launch_tax(bars, title=f"Launched one by one, kernels keep the device waitin
 # %% [markdown]
 # ## Exercise 7.4 · pad to a graph
 #
+# (The text of this exercise and the next is [a page of its own](../chapters/stage7_overlap/graphs.md).)
+#
 # A graph repeats what was recorded, with the same shapes. So some batch sizes are recorded, and a batch is padded up
 # to the next of them with dummy requests. Requests with answers of 1 to 40 tokens, on a simulated engine whose batches
 # are padded.

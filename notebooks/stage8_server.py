@@ -152,7 +152,7 @@ viz.journey(events, uid=0)
 # Up to the scheduler it is a few milliseconds; then one `Step` a token, and a `Replies` for each. The bar is the time
 # that the scheduler spends on it. Text and HTTP happen beside the steps, in other processes.
 #
-# ## Messages
+# ## Exercise 8.1 · refuse malformed messages
 #
 # A message is a struct with typed fields. On the wire it is a map with a tag.
 #
@@ -176,9 +176,9 @@ assert decoder.malformed == 1
 check("8.1")
 
 # %% [markdown]
-# ## Tokens to text
+# ## Exercise 8.2 · text from tokens as they come
 #
-# A token is not a piece of text.
+# A token is not a piece of text. ([The page](../chapters/stage8_server/text.md) of this exercise and the next.)
 #
 # **Predict:** how many tokens has 🍕, and what is the text of its first one?
 
@@ -196,7 +196,7 @@ assert "\ufffd" not in "".join(shown)
 check("8.2")
 
 # %% [markdown]
-# ## Stop strings
+# ## Exercise 8.3 · hold back a possible stop string
 #
 # The text comes in pieces, and nothing of the stop string may be seen.
 #
@@ -248,7 +248,7 @@ assert role.num_open == 0
 # %% [markdown]
 # One each. The scheduler's own end of request 0 (it was told to stop) makes no second one.
 #
-# ## Every reply to its own request
+# ## Exercise 8.4 · every reply to its own request
 #
 # All replies arrive at one socket of the API, in one message a step, whosever they are. It hands each to the call that
 # waits for it.
@@ -293,7 +293,7 @@ viz.distribution(between, quantity="time between tokens")
 # read once for all. That is what a server lives on.
 # (On a busy machine single values jump; that is why these are distributions and not means.)
 #
-# ## Somebody leaves
+# ## Exercise 8.5 · abort what nobody waits for
 #
 # The last client closed its connection after four pieces of an answer that was to have 200 tokens.
 #
