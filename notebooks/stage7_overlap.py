@@ -293,25 +293,30 @@ assert operations > 10 * layers
 # %% [markdown]
 # To launch a kernel takes the host 4 to 6 µs ([measured here](https://susun-blog.com/blog/pegainfer-3-cuda-graph)),
 # beside torch's own way to it. What the device has to do in the meantime is at least to read the weights and K and V:
-# that floor was recorded, on one H200, for Qwen3-0.6B's 28 layers and 1, 64 and 256 requests.
+# that floor was recorded, on one H200, for Qwen3-0.6B's 28 layers and 1, 16, 64 and 256 requests.
 #
-# **Predict:** which of the three waits for launches?
+# **Predict:** which of the four waits for launches?
 
 # %%
 records = [json.loads(line) for line in (RECORDS / "decode_step.jsonl").read_text().splitlines()]
-records = [record for record in records if record["model"] == "qwen3-0.6b"]
-floor, measured = (
-    {record["setting"].split()[0]: record["value"] / 1e3 for record in records if record["metric"] == metric}
-    for metric in ("floor", "step_p50")
-)
+records = [record for record in records if record["model"] == "qwen3-0.6b" and record["tp"] == 1]
+
+
+def newest(metric):
+    """Seconds, by batch."""
+    of = {int(r["setting"].split()[0][6:]): r["value"] / 1e3 for r in records if r["metric"] == metric}
+    return dict(sorted(of.items()))
+
+
+floor, measured = newest("floor"), newest("step_p50")
 kernels = round(operations / layers * 28)
 asked = kernels * 5e-6
-bars = {batch.replace("batch=", "batch of "): (busy, max(busy, asked)) for batch, busy in floor.items()}
+bars = {f"batch of {batch}": (busy, max(busy, asked)) for batch, busy in floor.items()}
 waiting = [f"{100 * (1 - busy / whole):.0f}\u00a0% ({batch})" for batch, (busy, whole) in bars.items()]
-print(records[0]["machine"], records[0]["date"], "·", records[0]["command"])
+print(records[-1]["machine"], records[-1]["date"], "·", records[-1]["command"])
 print(f"{kernels} kernels of 5 µs: {asked * 1e3:.1f} ms")
 for batch, busy in floor.items():
-    print(f"{batch}: floor {busy * 1e3:.2f} ms, recorded step (one graph) {measured[batch] * 1e3:.2f} ms")
+    print(f"batch of {batch}: floor {busy * 1e3:.2f} ms, recorded step (one graph) {measured[batch] * 1e3:.2f} ms")
 assert bars["batch of 1"][0] < asked / 2
 assert bars["batch of 256"][0] == bars["batch of 256"][1]
 viz.launch_tax(bars, title=f"Launched one by one, kernels keep the device waiting: {', '.join(waiting)}")
