@@ -8,8 +8,13 @@ from collections.abc import Sequence
 
 ROLES: tuple[tuple[str, str, str], ...] = (  # what it is, where, and other words for it
     ("generate loop (naive)", "minisgl/stage1/llm.py", "llm stage forward append"),
+    ("static batch (loop)", "minisgl/stage3/llm.py", "group"),
     ("KV cache (contiguous)", "minisgl/stage2/contiguous_cache.py", "keys values"),
-    ("KV cache (paged pool)", "minisgl/stage3/page_pool.py", "slot out_loc page allocator allocate free dummy block"),
+    (
+        "KV cache (paged pool)",
+        "minisgl/stage3/page_pool.py",
+        "slot out_loc store scatter page allocator allocate free dummy block",
+    ),
     ("page table", "minisgl/stage3/page_table.py", "slot row table_idx assign block_table"),
     ("memory budget (pages)", "minisgl/stage3/engine.py", "memory-ratio num-pages"),
     ("engine", "minisgl/stage3/engine.py", "model runner forward_batch device step"),
@@ -29,7 +34,7 @@ ROLES: tuple[tuple[str, str, str], ...] = (  # what it is, where, and other word
     ("admission (reserve, estimate)", "minisgl/stage5/admission.py", "promised promise room"),
     ("scheduling policies", "minisgl/stage5/policies.py", "policy prefill-first mixed cache-aware fcfs"),
     ("decode manager", "minisgl/stage5/decode.py", "running pages_promised"),
-    ("rows and token pool (table manager)", "minisgl/stage5/table.py", "dummy row"),
+    ("rows and token pool (table manager)", "minisgl/stage5/table.py", "dummy row request"),
     (
         "tensor parallel communicators",
         "minisgl/stage6/communicators.py",
@@ -47,7 +52,7 @@ ROLES: tuple[tuple[str, str, str], ...] = (  # what it is, where, and other word
     ("tokenizer (text to ids)", "minisgl/core/tokenizer.py", "eos bos special token vocabulary"),
     ("chat template", "minisgl/core/chat_template.py", "jinja conversation prompt"),
     ("detokenizer process", "minisgl/stage8/detokenizer.py", "decode incremental"),
-    ("detokenizer (ids to text)", "minisgl/core/detokenizer.py", "incremental half character unicode"),
+    ("detokenizer (ids to text)", "minisgl/core/detokenizer.py", "incremental half character unicode window"),
     ("stop strings (hold-back)", "minisgl/stage8/stop_strings.py", "held"),
     (
         "server frontend (uids, routing, aborts)",
@@ -85,16 +90,16 @@ ROLES: tuple[tuple[str, str, str], ...] = (  # what it is, where, and other word
         "GQA metadata backend query keys values gather",
     ),
     ("attention (choice of backend, --attn)", "minisgl/attention/choose.py", "flashinfer flashattention trtllm"),
-    ("attention (kernels of ours)", "minisgl/attention/triton_kernels.py", "triton flash decode"),
+    ("attention (kernels of ours)", "minisgl/attention/triton_kernels.py", "triton flash decode running softmax"),
     ("page table as kernels read it", "minisgl/attention/views.py", "cu_seqlens metadata ragged indptr"),
-    ("linear layers, sharded", "minisgl/layers/linear.py", "column row parallel qkv bias"),
-    ("shards (what a rank holds)", "minisgl/layers/shard.py", "heads GQA KV heads range"),
+    ("linear layers, sharded", "minisgl/layers/linear.py", "column row parallel qkv_proj o_proj bias"),
+    ("shards (what a rank holds)", "minisgl/layers/shard.py", "heads GQA KV heads copies range"),
     ("embedding and head", "minisgl/layers/embedding.py", "vocabulary lm_head logits tied"),
     ("RMSNorm", "minisgl/layers/norm.py", "norm residual"),
     ("RoPE (rotary embedding)", "minisgl/layers/rotary.py", "position rotation"),
     ("decoder layer (attention, MLP)", "minisgl/models/blocks.py", "gate up down transformer residual"),
-    ("experts (MoE)", "minisgl/moe/layer.py", "mixture router"),
-    ("kernels: rows, norms, RoPE, sampling", "minisgl/kernel/triton_rows.py", "triton cuda fused gemv"),
+    ("experts (MoE)", "minisgl/moe/layer.py", "mixture router grouped gemm"),
+    ("kernels: rows, norms, RoPE, sampling", "minisgl/kernel/triton_rows.py", "triton cuda fused gemv early launch"),
     ("models by architecture (registry)", "minisgl/models/registry.py", "llama qwen mistral"),
     ("model configuration", "minisgl/models/config.py", "config.json"),
     ("weights loader", "minisgl/models/weights.py", "safetensors checkpoint load read"),
@@ -111,12 +116,14 @@ ROLES: tuple[tuple[str, str, str], ...] = (  # what it is, where, and other word
     ("benchmarks", "minisgl/benchmark/__main__.py", "measure throughput goodput workload"),
 )
 
+ENDINGS = ("s", "es", "ed", "ing")
+
 
 def main(argv: Sequence[str]) -> int:
     """`minisgl where [WORD …]`: the roles that have all the words in their name, their file or their other words, or
     all roles. How a word is spelt (top-p, top_p, Retractions) matters little."""
-    words = [word.removesuffix("s") or word for word in _plain(" ".join(argv)).split()]
-    found = [role for role in ROLES if all(re.search(rf"\b{re.escape(word)}", _text(role)) for word in words)]
+    words = _plain(" ".join(argv)).split()
+    found = [role for role in ROLES if all(_has(_text(role), word) for word in words)]
     for name, file, _ in found:
         print(f"{name:46}{file}")
     if not found:
@@ -127,6 +134,12 @@ def main(argv: Sequence[str]) -> int:
 def _text(role: tuple[str, str, str]) -> str:
     name, file, words = role
     return _plain(f"{name} {file.removeprefix('minisgl/')} {words}")
+
+
+def _has(text: str, word: str) -> bool:
+    """A word of the text begins with this one, or with what it is without its ending."""
+    stems = [word, *(word.removesuffix(ending) for ending in ENDINGS)]
+    return any(re.search(rf"\b{re.escape(stem)}", text) for stem in stems if len(stem) >= min(4, len(word)))
 
 
 def _plain(text: str) -> str:

@@ -105,6 +105,8 @@ def test_where_knows_the_glossarys_words_and_more(capsys: pytest.CaptureFixture[
         "stop string",
         "top_p",
         "disconnect",
+        "mixed batches",
+        "retracted",
         "Perfetto",
         "replay",
     ]
