@@ -37,11 +37,12 @@ MODULES = {
     "site": ["sphinx", "-q", "-W", "-c", "dev/site", ".", "build/site"],
 }
 FIRST_NOTEBOOK = ROOT / "notebooks" / "stage1_naive.ipynb"
+WORKERS = min(2, os.cpu_count() or 1)  # that run the tests, a file each: many tests start processes of their own
 STEPS = {
     "ruff check": ["ruff", "check"],
     "ruff format": ["ruff", "format", "--check"],
     "mypy": ["mypy"],
-    "pytest": ["pytest", "-m", "not gpu and not soak", "--durations=15"],
+    "pytest": ["pytest", "-n", str(WORKERS), "--dist", "loadfile", "-m", "not gpu and not soak", "--durations=15"],
 }
 START = time.monotonic()
 
