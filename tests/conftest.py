@@ -1,5 +1,6 @@
 """What every test may ask for. Knows nothing of any one part."""
 
+import signal
 from pathlib import Path
 
 import hypothesis
@@ -9,6 +10,7 @@ import torch
 from minisgl.learn.pytest_plugin import learners_code, pytest_addoption, pytest_collection_modifyitems  # noqa: F401
 from minisgl.models.builtin import builtin_folder
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts in the background is told to ignore it
 torch.set_num_threads(1)  # tests run beside other processes; two threads each crawl on two cores
 # A busy machine is no failure; and a learner should see one, not a group of them.
 hypothesis.settings.register_profile("minisgl", deadline=None, report_multiple_bugs=False)
