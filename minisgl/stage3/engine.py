@@ -166,7 +166,14 @@ class Engine:
             num_pages = min(most, self.comm.minimum(KVCachePool.pages_in_budget(*terms, each)))
         if num_pages < 1:
             raise ValueError(
-                f"no memory for a single page of {each} bytes: raise --memory-ratio or use a smaller model"
+                f"no memory for a single page of {each} bytes: use a smaller model, pages smaller than {size}, or "
+                "a higher --memory-ratio on a GPU"
+            )
+        needed, free = (num_pages + 1) * each, free_memory(self.device)
+        if self.config.num_pages is not None and needed > free:
+            raise ValueError(
+                f"--num-pages {num_pages} needs {needed / 2**30:.2f} GiB, and {free / 2**30:.2f} GiB are free: give at "
+                f"most {max(0, free // each - 1)}, or leave it out"
             )
         log.info("KV cache: %d pages of %d tokens, %.2f GiB", num_pages, size, (num_pages + 1) * each / 2**30)
         return KVCachePool(model.num_layers, num_pages, size, kv_heads, model.head_dim, self.dtype, self.device)

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from minisgl.core.config import option
+from minisgl.layers.shard import RankHeads
+from minisgl.models.config import ModelConfig
 from minisgl.stage5.config import SchedulerConfig
 
 COMMUNICATORS = ("auto", "nccl", "pynccl", "pynccl-window", "symm")
@@ -27,3 +29,17 @@ class ParallelConfig(SchedulerConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.at_least("tp", 1)
+
+
+def check_shares(tp: int, model: ModelConfig) -> None:
+    """Raises ValueError when the model cannot be cut over so many ranks."""
+    units = {
+        "attention heads": model.num_heads,
+        "MLP columns": model.intermediate_size,
+        "columns an expert": model.moe_intermediate_size or model.intermediate_size,
+        "tokens in the vocabulary": model.vocab_size,
+    }
+    for name, count in units.items():
+        if tp > count:
+            raise ValueError(f"--tp {tp} is more than this model's {count} {name}: use at most {count}")
+    RankHeads(model, 0, tp).q()

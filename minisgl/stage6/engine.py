@@ -7,14 +7,13 @@ from pathlib import Path
 import torch
 
 from minisgl.core.protocols import Communicator, NoCommunicator
-from minisgl.layers.shard import RankHeads
 from minisgl.models.config import ModelConfig
 from minisgl.sampling.sampler import Sampler
 from minisgl.sampling.vocab_parallel import VocabParallelSampler
 from minisgl.stage3.engine import Engine
 from minisgl.stage6.communicators import DistributedCommunicator, check_balance, check_devices, rank_device
 from minisgl.stage6.communicators_by_name import check_communicator, make_communicator
-from minisgl.stage6.config import ParallelConfig
+from minisgl.stage6.config import ParallelConfig, check_shares
 
 
 class RankEngine(Engine):
@@ -70,13 +69,4 @@ def check_parallel(config: ParallelConfig, model: ModelConfig) -> None:
     """Raises ValueError, before any process starts, when the model cannot be cut over config.tp ranks."""
     check_devices(config.device, config.tp)
     check_communicator(config.comm, config.device)
-    units = {
-        "attention heads": model.num_heads,
-        "MLP columns": model.intermediate_size,
-        "columns an expert": model.moe_intermediate_size or model.intermediate_size,
-        "tokens in the vocabulary": model.vocab_size,
-    }
-    for name, count in units.items():
-        if config.tp > count:
-            raise ValueError(f"--tp {config.tp} is more than this model's {count} {name}: use at most {count}")
-    RankHeads(model, 0, config.tp).q()
+    check_shares(config.tp, model)

@@ -15,6 +15,7 @@ from minisgl.core.llm import BaseLLM, Request
 from minisgl.core.outputs import TokenLogprob, TokenOutput
 from minisgl.core.sampling_params import SamplingParams
 from minisgl.stage3.page_count import check_fits
+from minisgl.stage6.config import check_shares
 from minisgl.stage8.launch import ProcessDied, Processes
 from minisgl.stage8.messages import TO_API, Abort, Echo, Heartbeat, Reply, Tokenize
 from minisgl.stage8.server_config import ServerConfig
@@ -71,6 +72,7 @@ class LLM(BaseLLM):
 
     def _start(self) -> None:
         self._parts = ExitStack()
+        check_shares(self.config.tp, self.model_config)
         self.processes = Processes(self.config, self.folder)
         self._parts.callback(self.processes.stop)
         sockets = Sockets(self.tracer)

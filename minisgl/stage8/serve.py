@@ -23,6 +23,7 @@ from minisgl.core.llm import check_max_seq_len
 from minisgl.core.trace import Tracer, merge
 from minisgl.models.config import ModelConfig
 from minisgl.models.resolve import resolve_model
+from minisgl.stage6.config import check_shares
 from minisgl.stage8.args import num_processes, parse
 from minisgl.stage8.frontend import Frontend
 from minisgl.stage8.launch import ProcessDied, Processes
@@ -81,7 +82,9 @@ def serve(config: ServerConfig, listener: socket.socket) -> int:
     try:
         with contextlib.closing(Tracer(config.trace)) as tracer:
             folder = resolve_model(config.model, config.model_source)
-            check_max_seq_len(config, ModelConfig.from_folder(folder))
+            model_config = ModelConfig.from_folder(folder)
+            check_max_seq_len(config, model_config)
+            check_shares(config.tp, model_config)
             signals = Signals()  # from here on there is something to clean up
             return asyncio.run(Server(config, folder, listener, tracer, signals).run())
     except ValueError as error:

@@ -8,6 +8,8 @@ from typing import ClassVar
 from minisgl.core.config import option
 from minisgl.stage7.config import OverlapConfig
 
+MOST_TOKENIZERS = 64
+
 
 @dataclass(frozen=True)
 class ServerConfig(OverlapConfig):
@@ -29,5 +31,12 @@ class ServerConfig(OverlapConfig):
         self.at_least("num_tokenizer", 0)
         self.at_least("drain_timeout", 0)
         self.at_least("max_queued_requests", 1)
+        if self.num_tokenizer > MOST_TOKENIZERS:
+            raise ValueError(
+                f"--num-tokenizer must be at most {MOST_TOKENIZERS}, a process each, not {self.num_tokenizer}"
+            )
+        for name, key in (("--api-key", self.api_key), ("--admin-key", self.admin_key)):
+            if key == "":
+                raise ValueError(f"{name} is empty, and nobody could give it: leave it out, or give one")
         if self.port > 65535:
             raise ValueError(f"--port must be from 0 to 65535 (0 takes a free one), not {self.port}")
