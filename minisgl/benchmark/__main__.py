@@ -7,6 +7,11 @@ import logging
 import sys
 from collections.abc import Callable, Sequence
 
+from minisgl.core.interrupt import leave_on_interrupt
+
+if __name__ == "__main__":
+    leave_on_interrupt()  # before the imports, which take seconds
+
 from minisgl.benchmark import (
     ablation,
     all_reduce,
@@ -77,9 +82,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return args.run(args) or 0
     except ValueError as error:
         fail(str(error))
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
 
 
 if __name__ == "__main__":

@@ -3,9 +3,19 @@
 Each figure is a function that returns a matplotlib Figure; all take `title` (None: the finding is computed) and `size`.
 """
 
+import sys
+
+from minisgl.core.interrupt import leave_on_interrupt
+
+if sys.argv[:1] == ["-m"]:  # `python -m minisgl.viz` loads this package before its __main__
+    leave_on_interrupt()  # before the imports, which take seconds
+
 try:
     import matplotlib  # noqa: F401
 except ImportError as error:
+    if sys.argv[:1] == ["-m"]:
+        print("figures need matplotlib: python3 dev/setup.py notebooks", file=sys.stderr)
+        sys.exit(2)
     raise ImportError("figures need matplotlib: pip install 'minisgl[notebooks]'") from error
 
 from minisgl.viz.cost import cost_triangles, roofline, time_per_token

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from base64 import b64decode
@@ -17,6 +18,7 @@ from minisgl.core.trace import Event
 from minisgl.viz.__main__ import FIGURES, main
 from minisgl.viz.slider import StepSlider
 
+ROOT = Path(__file__).resolve().parents[2]
 PNG = b"\x89PNG"
 
 
@@ -80,6 +82,15 @@ def test_without_matplotlib_the_extra_is_named() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
     assert "ImportError: figures need matplotlib: pip install 'minisgl[notebooks]'" in done.stderr
+
+
+def test_the_command_without_matplotlib_says_one_line(tmp_path: Path) -> None:
+    (tmp_path / "matplotlib.py").write_text("raise ImportError")
+    environment = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+    command = [sys.executable, "-m", "minisgl.viz", "--list"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert done.stderr == "figures need matplotlib: python3 dev/setup.py notebooks\n"
 
 
 def draw_step(step: int) -> Figure:
