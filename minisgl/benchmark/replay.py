@@ -68,15 +68,18 @@ def float_list(text: str) -> list[float]:
 
 
 def main(args: argparse.Namespace, subject: Target) -> int:
-    if args.requests < 1 or not all(0 <= scale < math.inf for scale in args.time_scale):
-        raise ValueError(
-            f"--requests {args.requests} must be at least 1, each --time-scale {args.time_scale} at least 0"
-        )
+    if args.requests < 1:
+        raise ValueError(f"--requests {args.requests} must be at least 1")
+    for scale in args.time_scale:
+        if not 0 <= scale < math.inf:
+            raise ValueError(f"--time-scale {scale:g} must be at least 0 and finite")
     if args.caches and args.url:
         raise ValueError("--caches is for servers that are started here: leave it out, or --url")
-    subjects = [subject.but(cache=name) for name in args.caches] if args.caches else [subject]
-    for each in subjects:
-        _ = each.config  # a wrong name is known before a server is started
+    known = next(f.metadata["choices"] for f in dataclasses.fields(subject.config_class) if f.name == "cache")
+    for cache in args.caches or ():
+        if cache not in known:
+            raise ValueError(f"each of --caches must be {' or '.join(known)}, not {cache!r:.200}")
+    subjects = [subject.but(cache=cache) for cache in args.caches] if args.caches else [subject]
     arrivals, name = load(args.replay, args.requests)
     _allow_connections(len(arrivals))
     return asyncio.run(_main(args, subjects, arrivals, name))
@@ -106,7 +109,7 @@ async def _main(args: argparse.Namespace, subjects: list[Target], arrivals: list
                     rows.append(row)
     finally:  # what was measured took minutes
         if len(rows) > 1:
-            print(table(rows))
+            print(f"trace: {name}\n\n{table(rows)}")
     return 0
 
 

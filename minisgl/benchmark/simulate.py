@@ -144,6 +144,7 @@ def summary(result: Result) -> dict[str, Any]:
         "E2E": _percentiles(last - arrived),
         "queue": _percentiles(waited),
     }
+    busy = sum(step.end - step.start for step in result.steps) / 1e9  # the last step may end after the last answer
     sizes = np.array([step.shape.num_requests for step in result.steps])
     figures = {
         "requests": len(result.arrivals),
@@ -155,7 +156,7 @@ def summary(result: Result) -> dict[str, Any]:
         "cache_hit_rate": round(int(result.cached[served].sum()) / int(prompts.sum()), 4),
         "steps": len(result.steps),
         "requests_a_step": round(float(sizes.mean()), 2),
-        "device_busy": round(sum(step.end - step.start for step in result.steps) / 1e9 / seconds, 4),
+        "device_busy": round(min(1.0, busy / seconds), 4),
         "most_queued": most_at_once(arrived, arrived + waited),
         "pages_total": result.stats["pages_total"],
         "pages_high_water": result.stats["pages_total"] - result.fewest_free,
@@ -186,11 +187,15 @@ def _percentiles(nanoseconds: np.ndarray) -> dict[str, float]:
     return {"max" if q == 100 else f"p{q}": round(float(value), 4) for q, value in zip(QUANTILES, values, strict=True)}
 
 
+def _label(name: str) -> str:
+    """prompt_tokens_s: prompt tokens/s"""
+    words = name.replace("_", " ")
+    return f"{words[:-2]}/s" if words.endswith(" s") else words
+
+
 def show(figures: dict[str, Any]) -> str:
     ms = figures["ms"]
     header = ["ms", *next(iter(ms.values()))]
     times = table([header, *([name, *(f"{value:,.2f}" for value in row.values())] for name, row in ms.items())])
-    rest = table(
-        [["", ""], *([name.replace("_", " "), f"{value:,}"] for name, value in figures.items() if name != "ms")]
-    )
+    rest = table([["", ""], *([_label(name), f"{value:,}"] for name, value in figures.items() if name != "ms")])
     return f"{times}\n{rest}"

@@ -264,7 +264,8 @@ def test_times_are_scaled_and_each_run_has_an_empty_cache(
     assert records[0]["setting"] == "trace=trace temperature=0.0 server=http://x:1 requests=27 time_scale=0.5"
     shown = capsys.readouterr()
     assert f"3 of 30 requests have more than {limit} tokens, prompt and answer, and are left out" in shown.err
-    assert shown.out.splitlines()[2].split()[:5] == ["its", "own", "0.5", "1", "1,000.0"]
+    assert shown.out.startswith("trace: trace\n\n")
+    assert shown.out.splitlines()[4].split()[:5] == ["its", "own", "0.5", "1", "1,000.0"]
 
 
 def test_what_was_measured_is_shown_when_the_rest_fails(
@@ -287,7 +288,8 @@ def test_what_was_measured_is_shown_when_the_rest_fails(
     words = ["serving", "--url", "http://x:1", "--replay", str(tmp_path / "none"), "--requests", "2"]
     assert main([*words, "--time-scale", "1,2"]) == 1
     shown = capsys.readouterr()
-    assert len(shown.out.splitlines()) == 3
+    assert len(shown.out.splitlines()) == 5
+    assert shown.out.startswith("trace: synthetic\n\n")
     assert shown.err.splitlines()[-1].endswith("error: the server died")
 
 
@@ -303,10 +305,10 @@ def test_a_missing_file_is_replaced_in_the_open(tmp_path: Path, capsys: pytest.C
 @pytest.mark.parametrize(
     ("words", "error"),
     [
-        (["--requests", "0"], "--requests 0 must be at least 1"),
-        (["--time-scale", "1,-1"], "--time-scale [1.0, -1.0] at least 0"),
-        (["--time-scale", "nan"], "at least 0"),
-        (["--caches", "radix,best"], "--cache must be"),
+        (["--requests", "0"], "error: --requests 0 must be at least 1"),
+        (["--time-scale", "1,-1"], "error: --time-scale -1 must be at least 0"),
+        (["--time-scale", "nan"], "error: --time-scale nan must be at least 0"),
+        (["--caches", "radix,best"], "error: each of --caches must be radix or naive, not 'best'"),
         (["--caches", "radix", "--url", "http://x:1"], "leave it out, or --url"),
     ],
 )
@@ -356,4 +358,4 @@ def test_replay(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert (found["failed"], found["left_out"]) == (0, 1)
         assert found["throughput"] == pytest.approx(9 / found["run"], rel=0.01)
         assert 0 < found["ttft_p50"] <= found["ttft_p99"]
-    assert len(capsys.readouterr().out.splitlines()) == 6
+    assert len(capsys.readouterr().out.splitlines()) == 8

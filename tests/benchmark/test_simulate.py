@@ -245,6 +245,10 @@ def test_percentiles_by_hand() -> None:
     assert (figures["seconds"], figures["output_tokens_s"]) == (0.06, round(4 / 0.06, 1))
     assert (figures["cache_hit_rate"], figures["device_busy"]) == (0.25, 0.75)
     assert (figures["pages_high_water"], figures["retracted"]) == (5, 2)
+    shown = [" ".join(line.split()) for line in command.show(figures).splitlines()]
+    assert any("output tokens/s" in line and "66.7" in line for line in shown)
+    result.steps.append(step_of(60, 90, ()))  # begun before the last answer's end was known
+    assert command.summary(result)["device_busy"] == 1
 
 
 def step_of(start: int, end: int, extended: tuple[int, ...]) -> Step:
