@@ -77,9 +77,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         _, draw = FIGURES[arguments.figure]
         figure = draw(read_events(arguments.trace), arguments, {"title": arguments.title, "size": arguments.size})
-        figure.savefig(out)
     except (ValueError, OSError) as error:
         parser.error(f"{arguments.figure} of {arguments.trace}: {error}")
+    try:
+        figure.savefig(out)
+    except OSError as error:
+        parser.error(f"cannot write {out} ({error.strerror}): name with -o a file in a folder of yours that exists")
     print(out)
     return 0
 

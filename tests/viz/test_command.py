@@ -77,6 +77,14 @@ def test_trace_without_what_a_figure_needs(tmp_path: Path, capsys: pytest.Captur
     assert "record it with stage 1 or 2" in capsys.readouterr().err
 
 
+def test_a_file_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace, out = write_part(tmp_path / "run.json", server_trace()), tmp_path / "none" / "x.png"
+    with pytest.raises(SystemExit) as error:
+        main([str(trace), "--figure", "gantt", "-o", str(out)])
+    assert error.value.code == 2
+    assert f"cannot write {out} (No such file or directory): name with -o" in capsys.readouterr().err.splitlines()[-1]
+
+
 def test_without_matplotlib_the_extra_is_named() -> None:
     code = "import sys; sys.modules['matplotlib'] = None\nimport minisgl.viz"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
