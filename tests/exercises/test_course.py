@@ -17,7 +17,7 @@ from pages import anchors
 from torch import Tensor
 
 from minisgl.learn.answers import Answers
-from minisgl.learn.checking import CHECKPOINT, Result, check
+from minisgl.learn.checking import CHECKPOINT, Result, check, likely_mistake
 from minisgl.learn.course import Chapter, Course
 from minisgl.learn.generate import generated
 from minisgl.learn.run_tests import Job, Verdict, verdicts_on
@@ -123,7 +123,7 @@ def told(result: Result) -> str:
 
 
 def facts(mutant: Path) -> dict[str, str]:
-    """`kills` and `words`, read and not run."""
+    """`kills`, `words` and, where `check` is to guess it, `likely`: read and not run."""
     tree = ast.parse(mutant.read_text("utf-8"))
     return {
         target.id: ast.literal_eval(node.value)
@@ -158,6 +158,9 @@ def test_a_mutant_is_killed_in_words(mutant: Path) -> None:
     assert verdict.failed.startswith(kills), f"{verdict.failed} failed: {verdict.error}"
     assert verdict.error.startswith("AssertionError"), verdict.error
     assert words in verdict.error, verdict.error
+    for exercise in COURSE.chapter(mutant.name[5]).exercises:
+        if Answers(mutant).of(exercise).methods:
+            assert facts(mutant).get("likely", "") in likely_mistake(exercise, verdict.error)
 
 
 @pytest.mark.parametrize("chapter", CHAPTERS)

@@ -39,9 +39,7 @@ def test_a_row_of_threes_and_fours() -> None:
 
 def test_each_token_has_a_norm_of_its_own() -> None:
     x = torch.tensor([[1.0, -1.0], [100.0, 100.0]])
-    equal(
-        norm(2)(x), [[1, -1], [1, 1]], "two tokens; their scales must not mix. LayerNorm would give 0s for the second"
-    )
+    equal(norm(2)(x), [[1, -1], [1, 1]], "two tokens; their scales must not mix, as in a mean without keepdim=True")
 
 
 def test_eps_is_added_under_the_root() -> None:

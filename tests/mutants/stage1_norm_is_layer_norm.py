@@ -7,8 +7,9 @@ from torch import Tensor
 
 from minisgl.layers.norm import RMSNorm
 
-kills = "tests/exercises/test_stage1.py::test_each_token_has_a_norm_of_its_own"
-words = "LayerNorm"
+kills = "tests/exercises/test_stage1.py::test_a_row_of_threes_and_fours"
+words = "came     [-2, 2, -2, 2]"
+likely = "LayerNorm"
 
 
 class MyRMSNorm(RMSNorm):
