@@ -38,7 +38,9 @@ class Answers:
         except OSError as error:
             raise ValueError(f"cannot read {file} ({error.strerror})") from error
         except SyntaxError as error:
-            raise ValueError(f"{file.name}, line {error.lineno}: {error.msg}") from error
+            raise ValueError(f"{file}, line {error.lineno}: {error.msg}") from error
+        except ValueError as error:
+            raise ValueError(f"{file}: {error}") from error  # not UTF-8, say
         self.classes = {node.name: node for node in self.tree.body if isinstance(node, ast.ClassDef)}
 
     def of(self, exercise: Exercise) -> Answer:

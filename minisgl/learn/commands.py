@@ -119,7 +119,11 @@ def _diff(args: argparse.Namespace) -> int:
 def _progress(args: argparse.Namespace) -> int:
     course = Course()
     for chapter in course.chapters:
-        states = _states(chapter)
+        try:
+            states = _states(chapter)
+        except ValueError as error:  # the file is not Python: the other chapters are as they were
+            print(f"{chapter.number}  {chapter.title:<18} {'✗' * len(chapter.exercises):<8} {error}")
+            continue
         done = sum(state == "done" for state in states)
         bar = "".join({"done": "■", "failed": "✗", "written": "▪"}.get(state, "·") for state in states)
         words = (

@@ -20,6 +20,8 @@ from typing import Any
 from minisgl.learn.install import Method, install
 
 SECONDS_A_TEST = 60
+REMEDY = "pip install -e '.[dev]'"  # in an environment that dev/setup.py did not make
+BROKEN = (3, 4)  # pytest's exit statuses for an internal error, and for what it cannot begin: no verdict on any code
 WITHOUT = ("cacheprovider", "unraisableexception")  # pytest's: the second collects garbage for half a second a job
 
 
@@ -62,13 +64,21 @@ def verdicts_on(jobs: Sequence[Job], root: Path) -> Iterator[Verdict]:
                 yield Verdict(**json.loads(line))
             if process.wait() or count < len(jobs):
                 errors.seek(0)
-                words = errors.read().decode(errors="replace").strip().splitlines() or ["without a word"]
-                needed = ". They need `pip install -e '.[dev]'`" if "No module named" in words[-1] else ""
-                raise RuntimeError(f"the tests broke down: {words[-1]}{needed}")
+                raise RuntimeError(f"the tests broke down: {_reason(errors.read().decode(errors='replace'))}")
         finally:
             process.kill()
             process.wait()
             process.stdout.close()
+
+
+def _reason(said: str) -> str:
+    """The line of standard error that says why, and what to install if that is it."""
+    lines = [line.removeprefix("E").strip() for line in said.strip().splitlines()] or ["without a word"]
+    line = next((line for line in reversed(lines) if re.search(r"\w(Error|Exception): |\berror: ", line)), lines[-1])
+    if not re.search("No module named|unrecognized arguments", line):
+        return line
+    made_by_setup = (Path(sys.prefix) / "minisgl-setup.json").exists()
+    return f"{line}. They need `{'python3 dev/setup.py notebooks' if made_by_setup else REMEDY}`"
 
 
 def _python_path(root: Path) -> str:
@@ -115,6 +125,8 @@ def run(job: Job) -> Verdict:
         status = pytest.main([*options, *job.tests], plugins=[watcher])
     finally:
         installer.remove()
+    if status in BROKEN and not watcher.failed:
+        sys.exit(int(status))  # its words are on standard error
     calls = installer.calls().get(job.exercise, 0)
     if status and not watcher.failed:
         return Verdict(job.exercise, 0, calls, job.tests[0], f"pytest ended with status {int(status)} and ran nothing")

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 from pathlib import Path
 
 import pytest
-from checkout_copy import Run
+from checkout_copy import ROOT, Run
 
+from minisgl.learn import run_tests
 from minisgl.learn.course import Course
+from minisgl.learn.run_tests import Job, verdicts_on
 
 pytestmark = pytest.mark.slow
 
@@ -96,10 +100,48 @@ def test_what_is_not_there_is_said(run: Run, arguments: tuple[str, ...], words: 
 
 
 def test_a_file_that_is_not_python(run: Run, checkout: Path) -> None:
-    (checkout / "chapters" / "stage4_radix_cache" / "mine.py").write_text("class MyRadixCache(:\n")
-    assert "mine.py, line 1: " in run("minisgl", "check", "4", status=2).stderr
+    mine = checkout / "chapters" / "stage4_radix_cache" / "mine.py"
+    mine.write_text("class MyRadixCache(:\n")
+    assert f"{mine}, line 1: " in run("minisgl", "check", "4", status=2).stderr
+    bars = run("minisgl", "progress").stdout
+    assert re.search(rf"^4  .* ✗✗+ +{re.escape(str(mine))}, line 1: ", bars, re.MULTILINE)
+    assert "\n8  " in bars, "the chapters after it are shown"
 
 
 def test_without_the_checkout_the_error_says_what_is_needed(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="clone the repository"):
         Course(tmp_path)
+
+
+@pytest.mark.parametrize(("made_by_setup", "remedy"), [(True, "dev/setup.py notebooks`"), (False, "'.[dev]'`")])
+def test_what_to_install_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made_by_setup: bool, remedy: str
+) -> None:
+    monkeypatch.setattr(run_tests.sys, "prefix", str(tmp_path))
+    if made_by_setup:
+        (tmp_path / "minisgl-setup.json").touch()
+    job = Job("1.1", (), ("tests/no_such_test.py",))
+    (tmp_path / "pytest.py").write_text("raise ModuleNotFoundError(\"No module named 'pytest'\")")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    with pytest.raises(RuntimeError, match="the tests broke down: .*No module named 'pytest'. They need") as caught:
+        list(verdicts_on([job], tmp_path))
+    assert str(caught.value).endswith(remedy)
+
+
+@pytest.mark.slow
+def test_tests_that_cannot_begin_say_nothing_about_the_code(run: Run, checkout: Path) -> None:
+    chapter = Course(checkout).chapter("1")
+    shutil.copy(chapter.solution, chapter.mine)
+    conftest = checkout / "tests" / "conftest.py"
+    keep = conftest.read_text()
+    try:
+        run("minisgl", "check", "1.1")
+        conftest.write_text("import no_torch_here\n")
+        told = run("minisgl", "check", "1.1", status=2)
+        assert "the tests broke down: ModuleNotFoundError: No module named 'no_torch_here'. They need `" in told.stderr
+        assert "mend" not in told.stdout
+        conftest.write_text(keep)
+        assert "■▪" in run("minisgl", "progress").stdout, "what was done is done"
+    finally:
+        conftest.write_text(keep)
+        chapter.mine.unlink()
