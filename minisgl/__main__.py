@@ -6,6 +6,9 @@ import os
 import sys
 from collections.abc import Sequence
 
+LEARNING = ("start", "check", "hint", "diff", "progress", "changed", "bug")  # those of learn.commands
+COMMANDS = ", ".join((*LEARNING[:5], "where", *LEARNING[5:]))
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit status."""
@@ -24,16 +27,23 @@ def _run(argv: Sequence[str] | None) -> int:
         from minisgl import where  # only what is asked for is loaded
 
         return where.main(arguments[1:])
-    if arguments[:1] and arguments[0] in ("start", "check", "hint", "diff", "progress", "changed", "bug"):
+    if arguments[:1] and arguments[0] in LEARNING:
         from minisgl.learn.commands import main as learn
 
         return learn(arguments)
+    if arguments[:1] and not arguments[0].startswith("-"):
+        print(
+            f"minisgl: error: there is no command {arguments[0]!r}: there are {COMMANDS}; the server has none, only "
+            "flags (--help lists them)",
+            file=sys.stderr,
+        )
+        return 2
     from minisgl.stage8.signals import leave_on_signals
 
     leave_on_signals()  # before the imports, which take a third of a second
     from minisgl.stage8.serve import main as serve
 
-    return serve(arguments, "minisgl")
+    return serve(arguments, "minisgl", f"\ncommands of the course, instead of flags: {COMMANDS}\n")
 
 
 if __name__ == "__main__":

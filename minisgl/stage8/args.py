@@ -27,13 +27,13 @@ With --prompt the answers are printed and the server ends, with --shell one talk
 """
 
 
-def parse(argv: Sequence[str] | None, prog: str) -> tuple[ServerConfig, argparse.Namespace]:
+def parse(argv: Sequence[str] | None, prog: str, more_help: str = "") -> tuple[ServerConfig, argparse.Namespace]:
     """The settings, and the arguments of which --prompt, --shell and what belongs to them are of interest.
 
     Ends the program with status 2 and one line on standard error when a value is wrong.
     """
     as_it_is = argparse.RawDescriptionHelpFormatter
-    parser = Parser(prog=prog, formatter_class=as_it_is, epilog=PROCESSES, allow_abbrev=False)
+    parser = Parser(prog=prog, formatter_class=as_it_is, epilog=PROCESSES + more_help, allow_abbrev=False)
     add_config_arguments(parser, ServerConfig)
     add_prompt_arguments(parser)
     parser.add_argument("--shell", action="store_true", help="chat here in the terminal, one request at a time")

@@ -42,9 +42,9 @@ SECONDS_BETWEEN_QUESTIONS = 1.0
 SECONDS_TO_TELL = 1.0  # that the engine died: /health and open streams say it before the program ends
 
 
-def main(argv: Sequence[str] | None = None, prog: str = "python -m minisgl.stage8") -> int:
+def main(argv: Sequence[str] | None = None, prog: str = "python -m minisgl.stage8", more_help: str = "") -> int:
     """Returns the exit status: 2 for what the user can mend, 1 for a port in use or a process that died."""
-    config, args = parse(argv, prog)
+    config, args = parse(argv, prog, more_help)
     return with_mine(args.mine, lambda: _main(config, args))
 
 

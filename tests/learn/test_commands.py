@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 from checkout_copy import ROOT, Run
 
+from minisgl.__main__ import COMMANDS
 from minisgl.learn import run_tests
+from minisgl.learn.commands import COMMANDS as LEARN_COMMANDS
 from minisgl.learn.course import Course
 from minisgl.learn.run_tests import Job, verdicts_on
 
@@ -97,6 +99,13 @@ def test_diff_shows_yours_and_the_packages(run: Run, checkout: Path) -> None:
 )
 def test_what_is_not_there_is_said(run: Run, arguments: tuple[str, ...], words: str) -> None:
     assert words in run("minisgl", *arguments, status=2).stderr
+
+
+def test_the_commands_are_named(run: Run) -> None:
+    assert set(COMMANDS.split(", ")) == {*LEARN_COMMANDS, "where"}
+    told = run("minisgl", "chekc", "1", status=2)
+    assert f"there is no command 'chekc': there are {COMMANDS}" in told.stderr
+    assert COMMANDS in run("minisgl", "--help").stdout
 
 
 def test_a_file_that_is_not_python(run: Run, checkout: Path) -> None:
