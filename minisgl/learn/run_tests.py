@@ -73,8 +73,10 @@ def verdicts_on(jobs: Sequence[Job], root: Path) -> Iterator[Verdict]:
 
 def _reason(said: str) -> str:
     """The line of standard error that says why, and what to install if that is it."""
-    lines = [line.removeprefix("E").strip() for line in said.strip().splitlines()] or ["without a word"]
-    line = next((line for line in reversed(lines) if re.search(r"\w(Error|Exception): |\berror: ", line)), lines[-1])
+    lines = [line.removeprefix("E  ").strip() for line in said.strip().splitlines()] or ["without a word"]
+    line = next(
+        (line for line in reversed(lines) if re.search(r"\w(Error|Exception): |\berror: |^ERROR: ", line)), lines[-1]
+    )
     if not re.search("No module named|unrecognized arguments", line):
         return line
     made_by_setup = (Path(sys.prefix) / "minisgl-setup.json").exists()
