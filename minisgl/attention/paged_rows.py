@@ -53,8 +53,8 @@ class RecordedRows:
 
     def __init__(self, max_size: int, page_table: Tensor, page_size: int) -> None:
         """page_table: its last row is the dummy's, whose one token every row has until it is given others."""
-        self._dummy_page = page_table[-1, :1] // page_size
-        self._pages = self._dummy_page.expand(max_size, page_table.shape[1] // page_size).contiguous()
+        dummy_page = page_table[-1, :1] // page_size
+        self._pages = dummy_page.expand(max_size, page_table.shape[1] // page_size).contiguous()
         self._lengths = torch.ones(max_size, dtype=torch.int32, device=page_table.device)
         self._order = torch.arange(max_size, dtype=torch.int32, device=page_table.device)
 
@@ -74,9 +74,8 @@ class RecordedRows:
         self._order[:size].copy_(rows.order)
 
     def clear(self, size: int) -> None:
-        """All rows but the first `size`: the dummy's one token, and in their own order."""
-        self._pages[size:, 0] = self._dummy_page
-        self._lengths[size:] = 1
+        """All rows but the first `size` are left without a token, in their own order."""
+        self._lengths[size:] = 0
         torch.arange(size, len(self._order), out=self._order[size:])
 
 

@@ -31,8 +31,9 @@ def decode(
     out: Tensor | None = None,
 ) -> Tensor:
     """q: [rows, q_heads, head_dim]; k_cache, v_cache: [slots, kv_heads, head_dim]; pages: int32 [rows, most pages];
-    lengths: int32 [rows], tokens of each row in the cache. order: int32 [rows], all rows, the longest first so that
-    none of those is left over at the end. splits: from `decode_splits`. Returns q's shape, in out if it is given."""
+    lengths: int32 [rows], tokens of each row in the cache; of a row with none the result is 0. order: int32 [rows],
+    all rows, the longest first so that none of those is left over at the end. splits: from `decode_splits`. Returns
+    q's shape, in out if it is given."""
     rows, q_heads, dim = q.shape
     kv_heads, pdl = k_cache.shape[1], launches_early(q.device)
     group = q_heads // kv_heads
@@ -142,10 +143,12 @@ def _add_parts(
     row = tl.program_id(0).to(tl.int64) * tl.num_programs(1) + tl.program_id(1)
     split, column = tl.arange(0, SPLITS), tl.arange(0, DIM)
     weight = tl.load(logsumexp + row * splits + split, mask=split < splits, other=float("-inf"))
-    weight = tl.exp2(weight - tl.max(weight, axis=0))
+    highest = tl.max(weight, axis=0)
+    weight = tl.where(highest > float("-inf"), tl.exp2(weight - highest), 0)
     inside = (split < splits)[:, None] & (column < dim)[None, :]
     parts = tl.load(partial + (row * splits + split)[:, None] * dim + column[None, :], mask=inside, other=0)
-    value = tl.sum(parts * weight[:, None], axis=0) / tl.sum(weight, axis=0)
+    total = tl.sum(weight, axis=0)
+    value = tl.sum(parts * weight[:, None], axis=0) / tl.where(total > 0, total, 1)
     tl.store(out + row * dim + column, value, mask=column < dim)
 
 

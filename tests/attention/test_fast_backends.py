@@ -147,6 +147,17 @@ def test_any_number_of_parts(splits: int, monkeypatch: pytest.MonkeyPatch) -> No
     scene.check(attention, attention.prepare_metadata(scene.batch, scene.table))
 
 
+@pytest.mark.parametrize("splits", [1, 8])
+def test_a_row_without_a_token_is_0(splits: int) -> None:
+    from minisgl.attention.triton_kernels import decode
+
+    q, cache = torch.randn(2, 4, 16, device=DEVICE), torch.randn(8, 2, 16, device=DEVICE)
+    pages, lengths = torch.tensor([[0], [-1]], device=DEVICE).int(), torch.tensor([3, 0], device=DEVICE).int()
+    both = decode(q, cache, cache, pages, lengths, torch.arange(2, device=DEVICE).int(), 8, splits)
+    one = decode(q[:1], cache, cache, pages, lengths, torch.zeros(1, device=DEVICE).int(), 8, splits)
+    torch.testing.assert_close(both, torch.cat((one, torch.zeros_like(one))))
+
+
 @pytest.mark.parametrize(("name", "dtype"), CASES)
 def test_recorded_rows_are_filled_for_each_step(name: str, dtype: torch.dtype) -> None:
     """Long rows before short ones: nothing of them may be left; the dummy rows of the padding read the dummy page."""

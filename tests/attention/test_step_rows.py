@@ -11,8 +11,8 @@ from minisgl.attention.step_rows import RecordedSteps, StepRows, step_rows, tile
 from minisgl.core.req import Req
 from minisgl.core.sampling_params import SamplingParams
 
-PAGE, TILE, DUMMY_PAGE = 4, 8, 90
-TABLE = torch.cat((torch.arange(8 * 64, dtype=torch.int32).view(8, 64), torch.full((1, 64), DUMMY_PAGE * PAGE)))
+PAGE, TILE = 4, 8
+TABLE = torch.cat((torch.arange(8 * 64, dtype=torch.int32).view(8, 64), torch.full((1, 64), 90 * PAGE)))
 
 
 def req(row: int, tokens: int, cached: int = 0) -> Req:
@@ -45,11 +45,8 @@ def test_a_step_is_found_in_the_buffers_and_what_it_lacks_is_empty() -> None:
     rows, step = filled(recorded, [req(7, 1, 5), req(2, 1, 17)], [req(1, 13, 4)])
     assert rows is not None
     torch.testing.assert_close(seen.decode.pages[:2, : rows.pages.shape[1]], rows.pages)
-    assert seen.decode.lengths.tolist() == [6, 18, 1, 1]
+    assert seen.decode.lengths.tolist() == [6, 18, 0, 0]
     assert seen.decode.order.tolist() == [1, 0, 2, 3]
-    assert seen.decode.pages[2:, 0].tolist() == [DUMMY_PAGE, DUMMY_PAGE], (
-        "of rows that are not there only these are read"
-    )
     torch.testing.assert_close(seen.prompts.pages[:1, : step.prompts.pages.shape[1]], step.prompts.pages)
     assert int(seen.prompts.lengths[0]) == 17
     assert seen.prompts.starts.tolist() == [2, 15, 15, 15], "after the decode rows' tokens; the others have none"
@@ -63,7 +60,7 @@ def test_a_step_of_prompts_alone_leaves_no_decode_row() -> None:
     filled(recorded, [], [req(4, 20, 8)])
     decode = recorded.of(64).decode
     assert decode is not None
-    assert decode.lengths.tolist() == [1] * 4
+    assert decode.lengths.tolist() == [0] * 4
     assert decode.order.tolist() == [0, 1, 2, 3]
     assert recorded.of(64).prompts.starts.tolist() == [0, 20, 20, 20]
 
