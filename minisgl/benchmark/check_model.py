@@ -17,12 +17,13 @@ import torch
 from torch import Tensor
 
 from minisgl.benchmark.records import table
-from minisgl.benchmark.target import Target, add_engine_arguments, release_memory, target
+from minisgl.benchmark.target import Target, add_engine_arguments, target
 from minisgl.core.batch import Batch
 from minisgl.core.llm import check_max_seq_len, check_prompt
 from minisgl.core.req import Req
 from minisgl.core.sampling_params import SamplingParams
 from minisgl.core.tokenizer import Tokenizer
+from minisgl.kernel.device import release_memory
 from minisgl.stage3.page_pool import PageAllocator
 from minisgl.stage7.graph_runner import GraphEngine
 

@@ -27,7 +27,7 @@ import torch
 from minisgl.benchmark import recorded_llm
 from minisgl.benchmark.decode_step import int_list
 from minisgl.benchmark.records import commit, machine, versions
-from minisgl.benchmark.target import Target, add_engine_arguments, opened, release_memory, target
+from minisgl.benchmark.target import Target, add_engine_arguments, opened, target
 from minisgl.benchmark.trace_cut import HOST, cut_kernels, cut_steps, fullest_prefill, last_steps, layer_spans, write
 from minisgl.benchmark.workload import random_prompts
 from minisgl.core.sampling_params import SamplingParams
@@ -132,7 +132,6 @@ def graph_options(args: argparse.Namespace, graphs: str) -> dict[str, Any]:
 def _profiled(subject: Target, args: argparse.Namespace) -> list[Event]:
     with tempfile.TemporaryDirectory() as folder:
         trace = Path(folder) / "trace.json"
-        release_memory()
         with closing(recorded_llm.LLM(**{**subject.options, "disable_overlap": True, "trace": str(trace)})) as llm:
             _decode(llm, max(args.batch), args, "warm-up")
             for batch in args.batch:

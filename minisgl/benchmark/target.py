@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import gc
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -92,17 +91,9 @@ def target(args: argparse.Namespace, config_class: type[OverlapConfig] = Overlap
 
 @contextmanager
 def opened(target: Target) -> Iterator[LLM]:
-    """Stage 7's LLM, with the memory that an earlier one in this process has left."""
-    release_memory()
+    """Stage 7's LLM."""
     with closing(LLM(**target.options)) as llm:
         yield llm
-
-
-def release_memory() -> None:
-    """What nobody uses any more goes back to the device, where an engine looks for free memory."""
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
 
 
 def _changed(config_class: type[Config], options: dict[str, Any]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ A stage's `LLM` adds two methods: `_start`, which builds its parts, and `_run`, 
 from __future__ import annotations
 
 import random
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Sequence
 from contextlib import closing
@@ -52,6 +53,7 @@ class BaseLLM(ABC):
         self._next_uid = 0
         self._open: Generator[TokenOutput, None, None] | None = None
         self._closed = False
+        self._kept = set(vars(self))
         try:
             self._start()
         except BaseException:
@@ -98,13 +100,19 @@ class BaseLLM(ABC):
         return self._stream(self._requests(prompts, sampling_params))
 
     def close(self) -> None:
-        """Free everything. May be called twice."""
+        """Free everything: what `_start` has made is gone after it. May be called twice."""
         if self._closed:
             return
         self._closed = True
         if self._open is not None:
             self._open.close()
         self._stop()
+        for name in set(vars(self)) - self._kept:  # a GPU's memory too: the variable of a `with` outlives it
+            delattr(self, name)
+        if "torch" in sys.modules:  # who leaves the computing to other processes has not loaded it
+            from minisgl.kernel.device import release_memory
+
+            release_memory()
         self.tracer.close()
         if self.config.trace is not None:
             merge(self.config.trace)

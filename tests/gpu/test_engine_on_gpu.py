@@ -203,3 +203,13 @@ def test_one_request_alone(folder: Path) -> None:
         with LLM(str(folder), **{**OPTIONS, "dtype": "float32", **variant}) as llm:
             found.append([llm.generate([prompt], MIXED_PARAMS[0])[0].token_ids for prompt in prompts()])
     assert found[0] == found[1] == found[2]
+
+
+def test_a_closed_llm_has_given_its_memory_back(folder: Path) -> None:
+    """Also while a variable still names it, as after a `with` in a notebook; another process is to find the memory."""
+    free = []
+    with LLM(str(folder), **{**OPTIONS, "num_pages": 40_000}) as llm:
+        llm.generate([[1, 2, 3]], SamplingParams(max_tokens=2))
+        free.append(torch.cuda.mem_get_info()[0])
+    free.append(torch.cuda.mem_get_info()[0])
+    assert free[1] - free[0] > 1 << 30, f"{llm} keeps the pool"
