@@ -1,4 +1,5 @@
-"""The product every linear layer makes, and the order of weights in memory that suits the device. Knows no layer."""
+"""The product every linear layer makes, whole or in halves, and the order of weights in memory that suits the device.
+Knows no layer."""
 
 from __future__ import annotations
 
@@ -18,6 +19,14 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     if weight.is_mkldnn:
         return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     return F.linear(x, weight, bias)
+
+
+def linear_in_halves(x: Tensor, weight: Tensor) -> Tensor:
+    """[2, rows, outputs], of which the sum is x Wᵀ: of the first half of the inputs, and of the second. x: contiguous; weight:
+    plain."""
+    rows, inputs = x.shape
+    half_inputs = x.view(rows, 2, inputs // 2).transpose(0, 1)
+    return torch.bmm(half_inputs, weight.view(len(weight), 2, inputs // 2).permute(1, 2, 0))
 
 
 def pack_linear(weight: Tensor) -> Tensor:

@@ -23,10 +23,11 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def add_rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """As `RMSNormFused.forward`. x and residual: [tokens, size], contiguous."""
+    """As `RMSNormFused.forward`. x and residual: [tokens, size], contiguous; or x in parts, [parts, tokens, size], of
+    which the sum is meant."""
     if residual is None:
         return rms_norm(x, weight, eps), x
-    out, total = torch.empty_like(x), torch.empty_like(x)
+    out, total = torch.empty_like(residual), torch.empty_like(residual)
     _launch_norm(x, residual, weight, out, total, eps)
     return out, total
 
@@ -41,16 +42,19 @@ def silu_and_mul(gate_up: Tensor) -> Tensor:
 
 
 def _launch_norm(x: Tensor, residual: Tensor | None, weight: Tensor, out: Tensor, total: Tensor, eps: float) -> None:
-    size, pdl = x.shape[1], launches_early(x.device)
-    adds, block = residual is not None, triton.next_power_of_2(size)
-    _norm[(len(x),)](
-        x, residual if adds else x, weight, out, total, x.stride(0), eps, size, adds, block, pdl, launch_pdl=pdl
+    tokens, size = x.shape[-2:]
+    parts, part_stride = (len(x), x.stride(0)) if x.dim() == 3 else (1, 0)
+    adds, block, pdl = residual is not None, triton.next_power_of_2(size), launches_early(x.device)
+    _norm[(tokens,)](
+        x, residual if adds else x, weight, out, total, x.stride(-2), part_stride, eps, size, parts, adds, block, pdl,
+        launch_pdl=pdl,
     )  # fmt: skip
 
 
 @triton.jit
 def _norm(
-    x, residual, weight, out, total, x_stride, eps, size, ADD: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
+    x, residual, weight, out, total, x_stride, part_stride, eps, size,
+    PARTS: tl.constexpr, ADD: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
@@ -60,6 +64,8 @@ def _norm(
         gdc_launch_dependents()
         gdc_wait()
     value = tl.load(x + row * x_stride + column, mask=inside, other=0).to(tl.float32)
+    for part in tl.static_range(1, PARTS):
+        value += tl.load(x + part * part_stride + row * x_stride + column, mask=inside, other=0).to(tl.float32)
     if ADD:
         value += tl.load(residual + row * size + column, mask=inside, other=0).to(tl.float32)
         value = value.to(out.dtype.element_ty).to(tl.float32)  # the sum is kept, so it is what is normalised

@@ -61,6 +61,19 @@ def test_norms(tokens: int, size: int, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("parts", [2, 4])
+def test_norm_of_a_sum(parts: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    norm = RMSNormFused(100, 1e-5).to(DEVICE, dtype)
+    norm.weight = torch.nn.Parameter(random(100, dtype=dtype), requires_grad=False)
+    x, residual = random(parts, 5, 100, dtype=dtype), random(5, 100, dtype=dtype)
+    whole = x.float().sum(0).to(dtype)
+    for out, expected in zip(add_rms_norm(x, residual, norm.weight, 1e-5), norm(whole, residual), strict=True):
+        assert out.shape == residual.shape
+        assert_near(out, expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("size", [96, 1500])
 def test_gate(size: int, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
