@@ -22,8 +22,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def linear_in_halves(x: Tensor, weight: Tensor) -> Tensor:
-    """[2, rows, outputs], of which the sum is x Wᵀ: of the first half of the inputs, and of the second. x: contiguous; weight:
-    plain."""
+    """[2, rows, outputs], of which the sum is x Wᵀ: of the first half of the inputs and of the second. x: contiguous;
+    weight: plain."""
     rows, inputs = x.shape
     half_inputs = x.view(rows, 2, inputs // 2).transpose(0, 1)
     return torch.bmm(half_inputs, weight.view(len(weight), 2, inputs // 2).permute(1, 2, 0))
