@@ -87,9 +87,12 @@ def _meets(kernel: Event) -> bool:
 
 
 def _span(name: str, kernels: Sequence[Event], place: dict[str, Any]) -> Event:
-    """busy_ns: less than it lasts where the device waits for a launch."""
-    busy = sum(kernel.duration or 0 for kernel in kernels)
-    start, end = kernels[0].ts, max(map(_end, kernels))
+    """busy_ns: in which at least one of them ran (a kernel may be launched before the one ahead of it ends)."""
+    start = end = kernels[0].ts
+    busy = 0
+    for kernel in kernels:
+        busy += max(0, _end(kernel) - max(end, kernel.ts))
+        end = max(end, _end(kernel))
     args = {**place, "kernels": len(kernels), "busy_ns": busy}
     return replace(kernels[0], name=name, track=DEVICE, ts=start, duration=end - start, args=args)
 

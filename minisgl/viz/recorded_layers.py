@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -20,8 +21,9 @@ PARTS = ("compute", "communication", "wait for another rank", "no kernel runs")
 
 def step_parts(events: Sequence[Event]) -> dict[str, float]:
     """Seconds of a step for each of PARTS, the mean of the ranks: for `time_parts`. Communication is what a meeting
-    takes the rank that comes to it last; what it takes the others longer is a wait."""
-    ranks = _ranks(events)
+    takes the rank that comes to it last; what it takes the others longer is a wait. Several ranks' steps count from the
+    end of their first meeting, that of the embeddings: until then they began when their hosts came to it."""
+    ranks = [[span for span in spans if span.args["part"] != "embedding"] for spans in _ranks(events)]
     found = dict.fromkeys(PARTS, 0.0)
     for spans in ranks:
         whole = end_of(spans[-1]) - spans[0].ts
@@ -88,11 +90,16 @@ def _draw_rank(
 
 
 def _ranks(events: Sequence[Event]) -> list[list[Event]]:
-    """The device's spans of each rank. Raises ValueError when they are not of one step."""
+    """The device's spans of each rank, one after another: a kernel that was launched early begins when the one before
+    it ends. Raises ValueError when they are not of one step."""
     found: defaultdict[int, list[Event]] = defaultdict(list)
     for event in sorted(events, key=lambda event: event.ts):
         if event.track == "device" and "busy_ns" in event.args:
-            found[event.rank].append(event)
+            earlier = found[event.rank]
+            begin = max(event.ts, end_of(earlier[-1])) if earlier else event.ts
+            length = max(0, end_of(event) - begin)
+            busy = {**event.args, "busy_ns": min(event.args["busy_ns"], length)}
+            earlier.append(replace(event, ts=begin, duration=length, args=busy))
     if not found or len({tuple(span.name for span in spans) for spans in found.values()}) != 1:
         raise ValueError("the trace has no layers: record it with python -m minisgl.benchmark record-trace layers")
     return [found[rank] for rank in sorted(found)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -209,6 +210,14 @@ def test_a_rank_alone_computes_in_one_piece() -> None:
     kernels = [e for e in rank_step(0, 2) if e.name in ("a", "b", "sample")]
     (span,) = layer_spans(kernels, 2)
     assert (span.name, span.args["part"], span.args["kernels"]) == ("compute", "all", 13)
+
+
+def test_kernels_that_overlap_are_busy_once() -> None:
+    kernels = [e for e in rank_step(0, 2) if e.name in ("a", "b", "sample")]
+    early = [replace(e, ts=e.ts - 2 * US, duration=5 * US) if e.name == "b" else e for e in kernels]
+    (span,), (plain,) = layer_spans(early, 2), layer_spans(kernels, 2)
+    assert plain.args["busy_ns"] == (6 * 6 + 2) * US
+    assert span.args["busy_ns"] == (6 * 7 + 2) * US, "3 µs, the pause of 1, and 3"
 
 
 def test_too_few_meetings_are_an_error() -> None:

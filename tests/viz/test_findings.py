@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -311,13 +312,22 @@ def test_kernels_of_two_streams_are_not_counted_twice() -> None:
 
 
 def test_where_the_time_of_a_rank_goes() -> None:
-    """Nine meetings: the last to come takes 5 µs for each, rank 0 comes 2 µs before rank 1."""
+    """Eight meetings after the first: the last to come takes 5 µs for each, rank 0 comes 2 µs before rank 1."""
     parts = viz.step_parts(layers_of_ranks())
-    assert [round(1e6 * seconds) for seconds in parts.values()] == [9 * 6 + 4, 9 * 5, 9, 9 * 3]
+    assert [round(1e6 * seconds) for seconds in parts.values()] == [8 * 6 + 4, 8 * 5, 8, 8 * 3]
     alone = viz.step_parts(layers_of_ranks(ranks=1))
-    assert [round(1e6 * seconds) for seconds in alone.values()] == [58, 0, 0, 18]
+    assert [round(1e6 * seconds) for seconds in alone.values()] == [8 * 6 + 4, 0, 0, 8 * 2]
     title = viz.recorded_layers(layers_of_ranks()).get_suptitle().replace("\n", " ")
     assert title.startswith("A layer on 2 ranks: 12 µs of work, 10 µs of communication, 2 µs of waiting")
+
+
+def test_a_meeting_that_was_launched_early_begins_when_the_work_before_it_ends() -> None:
+    """Programmatic dependent launch: it lies on the device, and waits there."""
+    early = [
+        replace(event, ts=event.ts - 3000, duration=(event.duration or 0) + 3000) if event.name != "compute" else event
+        for event in layers_of_ranks()
+    ]
+    assert viz.step_parts(early) == pytest.approx(viz.step_parts(layers_of_ranks()))
 
 
 def test_the_layers_asked_for_are_drawn() -> None:
