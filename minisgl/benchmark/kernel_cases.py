@@ -1,7 +1,8 @@
 """The table of what `kernels` times: a part of a decode step, in its shapes, in each form there is. Times nothing.
 
 To add a kernel, add a function from Shape to Case to CASES, or a form to a case that is there. The form "torch" is the
-plain expression that the others are measured against.
+plain expression that the others are measured against, "minisgl" a layer's own code, and "triton" what takes its place
+on a GPU.
 """
 
 from __future__ import annotations
@@ -21,16 +22,17 @@ from minisgl.core.context import Context
 from minisgl.core.protocols import AttentionBackend
 from minisgl.core.req import Req
 from minisgl.core.sampling_params import SamplingParams
-from minisgl.kernel.linear import linear, pack_linear
+from minisgl.kernel.linear import linear, linear_in_halves, pack_linear
+from minisgl.kernel.triton_runs import triton_runs
 from minisgl.layers.activation import SiluAndMul
 from minisgl.layers.norm import RMSNorm, RMSNormFused
 from minisgl.layers.rotary import RotaryEmbedding
 from minisgl.models.config import ModelConfig
-from minisgl.sampling.sampler import Sampler
 from minisgl.stage3.page_pool import KVCachePool, PageAllocator
 from minisgl.stage3.page_table import PageTable
 
 BACKENDS = ("fi", "triton", "torch")  # of attention
+Forms = dict[str, Callable[[], object]]
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ class Case:
     """moved: the fewest bytes that must be read and written. on_host: the time that counts is the host's."""
 
     moved: int
-    forms: dict[str, Callable[[], object]]
+    forms: Forms
     on_host: bool = False
 
 
@@ -59,7 +61,12 @@ def rms_norm(s: Shape) -> Case:
     """The norm of every query head: small rows, many of them."""
     x, norm = s.random(s.batch, s.config.num_heads, s.config.head_dim), _norm(RMSNorm(s.config.head_dim, 1e-6), s)
     plain = lambda: F.rms_norm(x, (s.config.head_dim,), norm.weight, 1e-6)  # noqa: E731
-    return Case(2 * x.nbytes, {"minisgl": lambda: norm(x), "torch": plain})
+    forms: Forms = {"minisgl": lambda: norm(x), "torch": plain}
+    if triton_runs(s.device):
+        from minisgl.kernel import triton_norm
+
+        forms["triton"] = lambda: triton_norm.rms_norm(x, norm.weight, 1e-6)
+    return Case(2 * x.nbytes, forms)
 
 
 def add_rms_norm(s: Shape) -> Case:
@@ -70,7 +77,12 @@ def add_rms_norm(s: Shape) -> Case:
         total = x + residual
         return F.rms_norm(total, (hidden,), norm.weight, 1e-6), total
 
-    return Case(4 * x.nbytes, {"minisgl": lambda: norm(x, residual), "torch": plain})
+    forms: Forms = {"minisgl": lambda: norm(x, residual), "torch": plain}
+    if triton_runs(s.device):
+        from minisgl.kernel import triton_norm
+
+        forms["triton"] = lambda: triton_norm.add_rms_norm(x, residual, norm.weight, 1e-6)
+    return Case(4 * x.nbytes, forms)
 
 
 def rope(s: Shape) -> Case:
@@ -90,7 +102,12 @@ def silu_and_mul(s: Shape) -> Case:
     size = s.config.intermediate_size
     x, gate = s.random(s.batch, 2 * size), SiluAndMul()
     plain = lambda: F.silu(x[:, :size]) * x[:, size:]  # noqa: E731
-    return Case(x.nbytes * 3 // 2, {"minisgl": lambda: gate(x), "torch": plain})
+    forms: Forms = {"minisgl": lambda: gate(x), "torch": plain}
+    if triton_runs(s.device):
+        from minisgl.kernel import triton_norm
+
+        forms["triton"] = lambda: triton_norm.silu_and_mul(x)
+    return Case(x.nbytes * 3 // 2, forms)
 
 
 def _linear(inputs: Callable[[ModelConfig], int], outputs: Callable[[ModelConfig], int]) -> Callable[[Shape], Case]:
@@ -98,13 +115,20 @@ def _linear(inputs: Callable[[ModelConfig], int], outputs: Callable[[ModelConfig
         x, weight = s.random(s.batch, inputs(s.config)), s.random(outputs(s.config), inputs(s.config))
         packed = pack_linear(weight)
         moved = x.nbytes + weight.nbytes + s.batch * len(weight) * s.dtype.itemsize
-        return Case(moved, {"minisgl": lambda: linear(x, packed, None), "torch": lambda: F.linear(x, weight)})
+        forms: Forms = {"minisgl": lambda: linear(x, packed, None), "torch": lambda: F.linear(x, weight)}
+        if triton_runs(s.device):
+            from minisgl.kernel.triton_linear import gemv
+
+            forms |= (
+                {"triton": lambda: gemv(x, weight)} if s.batch == 1 else {"halves": lambda: linear_in_halves(x, weight)}
+            )
+        return Case(moved, forms)
 
     return case
 
 
 def attention_decode(s: Shape) -> Case:
-    forms: dict[str, Callable[[], object]] = {name: call for name, (_, call) in _attention(s).items()}
+    forms: Forms = {name: call for name, (_, call) in _attention(s).items()}
     kv = 2 * s.batch * s.context * s.config.num_kv_heads * s.config.head_dim * s.dtype.itemsize
     return Case(kv, forms)
 
@@ -112,28 +136,6 @@ def attention_decode(s: Shape) -> Case:
 def attention_metadata(s: Shape) -> Case:
     """What the host does for it once a step."""
     return Case(0, {name: prepare for name, (prepare, _) in _attention(s).items()}, on_host=True)
-
-
-def sample_greedy(s: Shape) -> Case:
-    logits, sampler = s.random(s.batch, s.config.vocab_size), Sampler(s.config.vocab_size, s.device)
-    args = sampler.prepare(_reqs(s, SamplingParams()))
-    return Case(logits.nbytes, {"minisgl": lambda: sampler.sample(logits, args), "torch": lambda: logits.argmax(dim=1)})
-
-
-def sample_drawn(s: Shape) -> Case:
-    return _sampling(s, SamplingParams(temperature=0.6, seed=1))
-
-
-def sample_top_p(s: Shape) -> Case:
-    return _sampling(s, SamplingParams(temperature=0.6, top_p=0.9, top_k=50, seed=1))
-
-
-def _sampling(s: Shape, params: SamplingParams) -> Case:
-    """Beside it: multinomial of the softmax, without filters."""
-    logits, sampler = s.random(s.batch, s.config.vocab_size), Sampler(s.config.vocab_size, s.device)
-    args = sampler.prepare(_reqs(s, params))
-    plain = lambda: (logits.float() / params.temperature).softmax(dim=1).multinomial(1)  # noqa: E731
-    return Case(logits.nbytes, {"minisgl": lambda: sampler.sample(logits, args), "torch": plain})
 
 
 CASES: dict[str, Callable[[Shape], Case]] = {
@@ -148,15 +150,12 @@ CASES: dict[str, Callable[[Shape], Case]] = {
     "lm_head": _linear(lambda c: c.hidden_size, lambda c: c.vocab_size),
     "attention_decode": attention_decode,
     "attention_metadata": attention_metadata,
-    "sample_greedy": sample_greedy,
-    "sample_drawn": sample_drawn,
-    "sample_top_p": sample_top_p,
 }
 
 
 def _attention(s: Shape) -> dict[str, tuple[Callable[[], object], Callable[[], Tensor]]]:
     """By backend: its preparation of a decode step, and one layer of it. All requests have `context` tokens."""
-    config, reqs = s.config, _reqs(s, SamplingParams())
+    config, reqs = s.config, requests(s, SamplingParams())
     pages = s.batch * -(-s.context // s.page_size)
     pool = KVCachePool(1, pages, s.page_size, config.num_kv_heads, config.head_dim, s.dtype, s.device)
     pool.k_cache(0).normal_()
@@ -189,7 +188,7 @@ def _attention(s: Shape) -> dict[str, tuple[Callable[[], object], Callable[[], T
     return found
 
 
-def _reqs(s: Shape, params: SamplingParams) -> list[Req]:
+def requests(s: Shape, params: SamplingParams) -> list[Req]:
     prompt = torch.zeros(s.context, dtype=torch.int32)
     return [Req(i, prompt, dataclasses.replace(params, max_tokens=1), i) for i in range(s.batch)]
 

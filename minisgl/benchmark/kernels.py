@@ -1,4 +1,4 @@
-"""Times the parts of a step one by one: each of `kernel_cases` and `row_cases`, its fast forms beside plain torch.
+"""Times the parts of a step one by one: each case of the modules `…_cases`, its fast forms beside plain torch.
 
 python -m minisgl.benchmark kernels --model qwen3-0.6b --batch 1,64,256 --context 1024 [--only rms_norm] [--save]
 
@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 import torch
 
-from minisgl.benchmark import kernel_cases, row_cases
+from minisgl.benchmark import kernel_cases, row_cases, sampling_cases
 from minisgl.benchmark.decode_step import int_list
 from minisgl.benchmark.floor import read_bandwidth
 from minisgl.benchmark.kernel_cases import Shape
@@ -25,7 +25,7 @@ from minisgl.benchmark.target import add_engine_arguments, target
 from minisgl.core.threads import set_threads
 
 HEADER = ["kernel", "batch", "form", "µs", "GB/s", "of memory", "× torch"]
-CASES = {**kernel_cases.CASES, **row_cases.CASES}
+CASES = {**kernel_cases.CASES, **sampling_cases.CASES, **row_cases.CASES}
 CALLS = 20  # in one graph
 CPU_SECONDS = 0.1  # for each form
 

@@ -137,12 +137,14 @@ def test_kernels(
 
 def test_kernel_forms_compute_the_same(weightless: str) -> None:
     """A form that computes something else is not comparable. Draws differ, and preparations are no tensors."""
-    from minisgl.benchmark.kernel_cases import CASES, Shape
+    from minisgl.benchmark import kernel_cases, sampling_cases
+    from minisgl.benchmark.kernel_cases import Shape
     from minisgl.models.config import ModelConfig
 
     shape = Shape(ModelConfig.from_dict(CONFIGS[weightless]), torch.float32, torch.device("cpu"), 3, 40, 16)
-    for name in CASES.keys() - {"attention_metadata", "sample_drawn", "sample_top_p"}:
-        forms = CASES[name](shape).forms
+    cases = {**kernel_cases.CASES, "sample_greedy": sampling_cases.sample_greedy}
+    for name in cases.keys() - {"attention_metadata"}:
+        forms = cases[name](shape).forms
         expected = forms["torch"]()
         for form, call in forms.items():
             torch.testing.assert_close(
