@@ -128,6 +128,8 @@ def _prefill_part(name: str, s: Shape) -> tuple[PrefillPart, str]:
 
 def _recorded_steps(prefill: PrefillPart, decode: DecodePart, s: Shape) -> Callable[..., Any] | None:
     """See `HybridAttention`: where our kernel takes few prompts, and decode rows are as our kernel reads them."""
+    if _missing("triton", s.dtype, s.device):
+        return None
     from minisgl.attention.paged_rows import PagedDecode
     from minisgl.attention.step_rows import RecordedSteps
     from minisgl.attention.triton_attention import PrefillBySize, TritonPrefill

@@ -1,8 +1,10 @@
-"""FlashAttention's own packages, for `--attn fa`: 3 on Hopper, 4 on Blackwell, 2 elsewhere. Knows no engine.
+"""FlashAttention's own packages, for `--attn fa`: 3 or 4 on Hopper, 4 on Blackwell, 2 elsewhere. Knows no engine.
 
 Dao et al., 2022, 2023; Shah et al., 2024. All three read pages in place and need no plan, so their metadata is that of
-our own kernels and can be recorded. Written to the documented signatures and tested with stand-ins of them: none was
-run on a GPU here.
+our own kernels and can be recorded. 4 compiles its kernels when they are first called, some seconds for each kind of
+step; FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED=1 makes it keep them. Written to the signatures of flash-attn 2.8,
+flash-attn-3 3.0 and flash-attn-4 4.0.0b36 (Hopper's pages: from b10 on) and tested with stand-ins of them: none was run
+on a GPU here.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -26,12 +29,14 @@ Attend = Callable[[Any, Tensor, Tensor, Tensor, PagedRows | ExtendRows, float], 
 
 class Release(NamedTuple):
     """One FlashAttention. majors: of the compute capabilities on which it reads pages, which hold a multiple of
-    page_multiple tokens."""
+    page_multiple tokens. head_dims: of heads in pages."""
 
     name: str
+    package: str  # to install, as pip names it
     module: str
     majors: tuple[int, ...]
     page_multiple: int
+    head_dims: range
     attend: Attend
 
 
@@ -47,17 +52,19 @@ def attend_3(package: Any, q: Tensor, k: Tensor, v: Tensor, rows: PagedRows | Ex
     )[:, 0]
 
 
-def attend_4(package: Any, q: Tensor, k: Tensor, v: Tensor, rows: PagedRows | ExtendRows, scale: float) -> Tensor:
-    """As `attend_3`. num_splits 0: it cuts a row's keys into as many parts as fill the GPU."""
+def attend_4(
+    package: Any, q: Tensor, k: Tensor, v: Tensor, rows: PagedRows | ExtendRows, scale: float, num_splits: int
+) -> Tensor:
+    """As `attend_3`. num_splits: parts that a decode row's keys are cut into; 0 for as many as fill the GPU."""
     if isinstance(rows, ExtendRows):
         return package.flash_attn_varlen_func(
             q, k, v, cu_seqlens_q=rows.starts, max_seqlen_q=rows.most, seqused_k=rows.lengths, page_table=rows.pages,
             softmax_scale=scale, causal=True,
         )[0]  # fmt: skip
-    out, _ = package.flash_attn_varlen_func(
-        q[:, None], k, v, seqused_k=rows.lengths, page_table=rows.pages, softmax_scale=scale, causal=True, num_splits=0
-    )
-    return out[:, 0]
+    return package.flash_attn_varlen_func(
+        q[:, None], k, v, seqused_k=rows.lengths, page_table=rows.pages, softmax_scale=scale, causal=True,
+        num_splits=num_splits,
+    )[0][:, 0]  # fmt: skip
 
 
 def attend_2(package: Any, q: Tensor, k: Tensor, v: Tensor, rows: PagedRows | ExtendRows, scale: float) -> Tensor:
@@ -73,11 +80,18 @@ def attend_2(package: Any, q: Tensor, k: Tensor, v: Tensor, rows: PagedRows | Ex
     )[:, 0]
 
 
+_TO_256, _BY_16 = range(8, 257, 8), range(16, 257, 16)
+
 RELEASES = (
-    Release("FlashAttention 3", "flash_attn_interface", (9,), 1, attend_3),
-    Release("FlashAttention 4", "flash_attn.cute", (10, 11), 1, attend_4),
-    Release("FlashAttention 2", "flash_attn", (8, 9, 10, 12), 256, attend_2),
-)
+    Release("FlashAttention 3", "flash-attn-3", "flash_attn_interface", (9,), 1, _TO_256, attend_3),
+    # It has no kernel for Hopper that cuts a row into parts, and fails when its own choice is to cut.
+    Release("FlashAttention 4", "flash-attn-4", "flash_attn.cute", (9,), 1, _BY_16, partial(attend_4, num_splits=1)),
+    Release(
+        "FlashAttention 4", "flash-attn-4", "flash_attn.cute", (10, 11), 1, range(16, 129, 16),
+        partial(attend_4, num_splits=0),
+    ),
+    Release("FlashAttention 2", "flash-attn", "flash_attn", (8, 9, 10, 12), 256, _TO_256, attend_2),
+)  # fmt: skip
 
 
 class FlashAttention(NamedTuple):
@@ -96,33 +110,37 @@ def flash_attention(shape: Shape) -> FlashAttention:
     """The best release for the GPU that is installed. Raises ValueError with what each of them lacks."""
     major = torch.cuda.get_device_capability(shape.device)[0]
     reasons = []
-    for release in RELEASES:
-        if reason := lacks(release, major, shape):
-            reasons.append(f"{release.name} {reason}")
-        else:
-            return FlashAttention(release, importlib.import_module(release.module), shape)
+    for release in (each for each in RELEASES if major in each.majors):
+        reason = lacks(release, shape)
+        if reason is None:
+            try:
+                return FlashAttention(release, importlib.import_module(release.module), shape)
+            except Exception as error:  # built for another torch, or one of its own requirements is not there
+                reason = f"does not load here ({type(error).__name__}: {error!s:.200})"
+        reasons.append(f"{release.name} {reason}")
+    if not reasons:
+        reasons.append(f"no FlashAttention reads pages on a GPU of compute capability {major}.x")
     raise ValueError(f"--attn fa: {'; '.join(reasons)}. --attn auto takes what runs here")
 
 
-def lacks(release: Release, major: int, shape: Shape) -> str | None:
-    """Why a release cannot be used, None if it can."""
-    if major not in release.majors:
-        only = " or ".join(f"{each}.x" for each in release.majors)
-        return f"is for compute capability {only}, and this GPU has {major}.x"
+def lacks(release: Release, shape: Shape) -> str | None:
+    """Why a release for this GPU cannot be used, None if it can."""
     if not _installed(release.module):
-        return f"needs the package {release.module}, which is not installed"
+        return f"needs the package {release.package} (module {release.module}), which is not installed"
     if shape.page_size % release.page_multiple:
         return f"needs --page-size to be a multiple of {release.page_multiple}, not {shape.page_size}"
-    if shape.head_dim % 8 or shape.head_dim > 256:
-        return f"needs a head_dim that is a multiple of 8 and at most 256, not {shape.head_dim}"
+    dims = release.head_dims
+    if shape.head_dim not in dims:
+        return f"needs a head_dim that is a multiple of {dims.step} and at most {dims[-1]}, not {shape.head_dim}"
     return None
 
 
 def _installed(module: str) -> bool:
     try:
-        return importlib.util.find_spec(module) is not None
+        found = importlib.util.find_spec(module)
     except ModuleNotFoundError:  # of the package that it would be in
         return False
+    return found is not None and found.origin is not None  # not a mere folder, as 4 alone makes of flash_attn
 
 
 class FlashPrefill:

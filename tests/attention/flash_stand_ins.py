@@ -68,23 +68,28 @@ def flash_attn_interface(calls: list[str]) -> ModuleType:
     return module("flash_attn_interface", flash_attn_with_kvcache=flash_attn_with_kvcache)
 
 
-def flash_attn_cute(calls: list[str]) -> ModuleType:
-    """FlashAttention 4: it returns a pair, and cu_seqlens_k may not be given with pages."""
+def flash_attn_cute(calls: list[str], hopper: bool = True) -> ModuleType:
+    """FlashAttention 4 (4.0.0b36): it returns a pair, and cu_seqlens_k may not be given with pages. On Hopper it fails
+    when a row's keys are cut into parts, which 0 lets it choose."""
 
     def flash_attn_varlen_func(
-        q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Any = None, cu_seqlens_k: Any = None,
-        max_seqlen_q: int | None = None, max_seqlen_k: int | None = None, seqused_q: Any = None,
-        seqused_k: Any = None, page_table: Any = None, softmax_scale: float | None = None, causal: bool = False,
-        window_size: Any = (None, None), learnable_sink: Any = None, softcap: float = 0.0, num_splits: int = 1,
-        pack_gqa: Any = None, deterministic: bool = False, score_mod: Any = None, mask_mod: Any = None,
-        block_sparse_tensors: Any = None, cu_total_m_blocks: Any = None, cu_total_n_blocks: Any = None,
-        aux_tensors: Any = None, return_lse: bool = False,
+        q: Tensor, k: Tensor, v: Tensor, qv: Any = None, cu_seqlens_q: Any = None, cu_seqlens_k: Any = None,
+        max_seqlen_q: int | None = None, max_seqlen_k: int | None = None, min_seqlen_k: int | None = None,
+        seqused_q: Any = None, seqused_k: Any = None, gather_kv_indices: Any = None, page_table: Any = None,
+        softmax_scale: float | None = None, causal: bool = False, window_size: Any = (None, None),
+        learnable_sink: Any = None, softcap: float = 0.0, num_splits: int = 1, pack_gqa: Any = None,
+        deterministic: bool = False, score_mod: Any = None, score_mod_bwd: Any = None, mask_mod: Any = None,
+        block_sparse_tensors: Any = None, aux_tensors: Any = None, aux_scalars: Any = None, return_lse: bool = False,
+        scheduler_metadata: Any = None, seqlen_k_per_split: int | None = None, disable_scheduler_metadata: bool = False,
+        gather_bwd_recompute_p: bool = False, gather_bwd_token_chunk: int | None = None,
     ) -> tuple[Tensor, None]:  # fmt: skip
         calls.append("decode" if cu_seqlens_q is None else "extend")
         check_pages(k, v, page_table, seqused_k)
         assert causal
         assert cu_seqlens_k is None
         assert softmax_scale is not None
+        assert q.shape[-1] % 16 == 0, "Paged KV does not support irregular head dim"
+        assert num_splits == 1 or not hopper, "SplitKV not supported on SM 9.0"
         if cu_seqlens_q is None:
             return one_each(q, k, v, seqused_k, page_table, softmax_scale), None
         check_int32(cu_seqlens_q)

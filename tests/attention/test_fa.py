@@ -6,6 +6,8 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -32,10 +34,18 @@ def calls() -> list[str]:
     return []
 
 
-@pytest.fixture(params=["3", "4", "2", "fmha"])
+RELEASES = {
+    "3": (fa.RELEASES[0], stand_ins.flash_attn_interface),
+    "4 on Hopper": (fa.RELEASES[1], stand_ins.flash_attn_cute),
+    "4 on Blackwell": (fa.RELEASES[2], partial(stand_ins.flash_attn_cute, hopper=False)),
+    "2": (fa.RELEASES[3], stand_ins.flash_attn),
+}
+
+
+@pytest.fixture(params=[*RELEASES, "fmha"])
 def attention(request: pytest.FixtureRequest, calls: list[str], monkeypatch: pytest.MonkeyPatch) -> HybridAttention:
     """Each with pages that it can read."""
-    shape = Shape(6, 2, 24, 256 if request.param == "2" else 16, torch.float32, CPU)
+    shape = Shape(6, 2, 32, 256 if request.param == "2" else 16, torch.float32, CPU)
     if request.param == "fmha":
         for name, package in stand_ins.flashinfer(calls).items():
             monkeypatch.setitem(sys.modules, name, package)
@@ -44,9 +54,8 @@ def attention(request: pytest.FixtureRequest, calls: list[str], monkeypatch: pyt
         monkeypatch.delitem(sys.modules, "minisgl.attention.trtllm")
         monkeypatch.setattr(trtllm, "_WORKSPACE", 64)
         return HybridAttention(trtllm.FmhaPrefill(shape), trtllm.FmhaDecode(shape))
-    release = next(each for each in fa.RELEASES if each.name[-1] == request.param)
-    make = {"3": stand_ins.flash_attn_interface, "4": stand_ins.flash_attn_cute, "2": stand_ins.flash_attn}
-    kernel = fa.FlashAttention(release, make[request.param](calls), shape)
+    release, stand_in = RELEASES[request.param]
+    kernel = fa.FlashAttention(release, stand_in(calls), shape)
     return HybridAttention(fa.FlashPrefill(kernel), fa.FlashDecode(kernel))
 
 
@@ -128,7 +137,9 @@ ALL = ("flash_attn_interface", "flash_attn", "flash_attn.cute")
     [
         (9, ALL, 16, "FlashAttention 3"),
         (10, ALL, 16, "FlashAttention 4"),
-        (9, ("flash_attn", "flash_attn.cute"), 256, "FlashAttention 2"),
+        (9, ("flash_attn.cute",), 16, "FlashAttention 4"),
+        (9, ("flash_attn", "flash_attn.cute"), 256, "FlashAttention 4"),
+        (9, ("flash_attn",), 256, "FlashAttention 2"),
         (8, ALL, 512, "FlashAttention 2"),
         (12, ALL, 256, "FlashAttention 2"),
     ],
@@ -146,10 +157,23 @@ def test_which_release(machine: Installed, major: int, packages: tuple[str, ...]
 @pytest.mark.parametrize(
     ("major", "packages", "asked", "says"),
     [
-        (9, (), shape(), ["flash_attn_interface, which is not", "4 is for .* and this GPU has 9", "flash_attn, which"]),
-        (10, ("flash_attn",), shape(), ["flash_attn.cute, which is not", "--page-size .* multiple of 256, not 16"]),
+        (
+            9,
+            (),
+            shape(),
+            [r"3 needs the package flash-attn-3 \(module flash_attn_interface\), which is not", "flash-attn-4"],
+        ),
+        (10, ("flash_attn",), shape(), ["flash-attn-4 .*, which is not", "--page-size .* multiple of 256, not 16"]),
         (9, ("flash_attn_interface",), shape(head_dim=20), ["multiple of 8 and at most 256, not 20"]),
-        (8, ALL[:2], shape(page_size=64), ["3 is for compute capability 9.x, and", "multiple of 256, not 64"]),
+        (9, ("flash_attn.cute",), shape(head_dim=72), ["multiple of 16 and at most 256, not 72"]),
+        (10, ("flash_attn.cute",), shape(head_dim=192), ["multiple of 16 and at most 128, not 192"]),
+        (
+            8,
+            ALL[:2],
+            shape(page_size=64),
+            ["^--attn fa: FlashAttention 2 needs --page-size .* multiple of 256, not 64"],
+        ),
+        (13, ALL, shape(), ["no FlashAttention reads pages on a GPU of compute capability 13.x"]),
     ],
 )
 def test_why_none(machine: Installed, major: int, packages: tuple[str, ...], asked: Shape, says: list[str]) -> None:
@@ -158,6 +182,32 @@ def test_why_none(machine: Installed, major: int, packages: tuple[str, ...], ask
         choose.create_attention("fa", *asked)
     for part in says:
         error.match(part)
+
+
+def test_it_needs_no_triton(machine: Installed, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine(9, "flash_attn.cute")
+    monkeypatch.setattr(choose.importlib.util, "find_spec", lambda module: None)
+    assert isinstance(choose.create_attention("fa", *shape()), HybridAttention)
+
+
+def test_one_that_does_not_load(machine: Installed, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next is taken, and where there is none the error says why."""
+    machine(9, "flash_attn_interface", "flash_attn.cute")
+    monkeypatch.delitem(sys.modules, "flash_attn_interface")
+    assert choose._decode_part("fa", shape())[1] == "FlashAttention 4"
+    machine(9, "flash_attn_interface")
+    monkeypatch.delitem(sys.modules, "flash_attn_interface")
+    with pytest.raises(ValueError, match="FlashAttention 3 does not load here .*: No module named 'flash_attn_int"):
+        choose.create_attention("fa", *shape())
+
+
+def test_a_folder_is_no_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """FlashAttention 4 alone makes one of the name that 2 has."""
+    (tmp_path / "only_a_folder" / "within").mkdir(parents=True)
+    (tmp_path / "only_a_folder" / "within" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert fa._installed("only_a_folder.within")
+    assert not fa._installed("only_a_folder")
 
 
 def test_a_package_within_one_that_is_not_there() -> None:
