@@ -31,7 +31,7 @@ from minisgl.models.config import ModelConfig
 from minisgl.stage3.page_pool import KVCachePool, PageAllocator
 from minisgl.stage3.page_table import PageTable
 
-BACKENDS = ("fi", "triton", "torch")  # of attention
+BACKENDS = ("fi", "triton", "torch")  # of attention, and "fa" where its packages are
 Forms = dict[str, Callable[[], object]]
 
 
@@ -178,7 +178,7 @@ def _attention(s: Shape) -> dict[str, tuple[Callable[[], object], Callable[[], T
         return prepare, lambda: backend.forward(q, k, v, 0, context)
 
     found = {}
-    for name in BACKENDS:
+    for name in (*BACKENDS, "fa"):
         try:
             shape = config.num_heads, config.num_kv_heads, config.head_dim, s.page_size, s.dtype, s.device
             backend = create_attention(name, *shape)

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 RESULTS = Path(__file__).parent / "results"
-PACKAGES = ("torch", "transformers", "triton", "flashinfer-python")
+PACKAGES = ("torch", "transformers", "triton", "flashinfer-python", "flash-attn-4")
 
 
 def record(bench: str, model: str, setting: str, metric: str, unit: str, value: float, tp: int = 1) -> dict[str, Any]:

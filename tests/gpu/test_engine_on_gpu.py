@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from tiny_model import make_tiny_model
 from torch import Tensor
 
+from minisgl.attention import create_attention
 from minisgl.core.batch import ForwardInput
 from minisgl.core.config import make_config
 from minisgl.core.sampling_params import SamplingParams
@@ -109,6 +110,20 @@ def plain(mild: Path) -> tuple[Tensor, Tensor, Tensor]:
 def test_logits(mild: Path, plain: tuple[Tensor, ...], attn: str, page_size: int, dtype: str) -> None:
     if "fi" in attn and dtype == "float32":
         pytest.skip("FlashInfer has no float32 kernels")
+    check_logits(mild, plain, attn, page_size, dtype)
+
+
+@pytest.mark.parametrize("page_size", [16, 128, 256])
+@pytest.mark.parametrize("attn", ["fa", "fa,triton", "triton,fa"])
+def test_logits_of_flash_attention(mild: Path, plain: tuple[Tensor, ...], attn: str, page_size: int) -> None:
+    try:
+        create_attention("fa", 4, 2, 128, page_size, torch.bfloat16, torch.device("cuda", 0))
+    except ValueError as error:
+        pytest.skip(str(error))
+    check_logits(mild, plain, attn, page_size, "bfloat16")
+
+
+def check_logits(mild: Path, plain: tuple[Tensor, ...], attn: str, page_size: int, dtype: str) -> None:
     found = prefill_and_decode_logits(mild, dtype=dtype, attn=attn, page_size=page_size)
     limit = 1e-4 if dtype == "float32" else 4e-2
     for name, logits, expected in zip(("prefill", "graph", "eager"), found, plain, strict=True):
