@@ -98,13 +98,13 @@ def stream(port: int, leave_after: int | None = None, **body: Any) -> list[str]:
 
 
 def when_idle(port: int) -> dict[str, int]:
-    """The scheduler's counters, once it says that nothing runs."""
+    """The scheduler's counters, once nothing is open or held."""
     for _ in range(100):
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
         connection.request("GET", "/server_info")
         counters = json.loads(connection.getresponse().read())
         connection.close()
-        if counters["requests_open"] == counters["requests_running"] == 0:
+        if counters["requests_open"] == counters["rows_in_use"] == 0:
             break
         time.sleep(0.1)
     return counters

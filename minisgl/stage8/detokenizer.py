@@ -28,10 +28,10 @@ class DetokenizerRole:
         return len(self._texts) + len(self._ended)
 
     def handle(self, messages: Sequence[Message]) -> list[Message]:
-        """What these messages come to: all replies in one message for the API, and word for the scheduler of those
-        that ended here. Others' messages are ignored."""
+        """What these messages come to: for the API the heartbeats, then all replies in one message, and word for the
+        scheduler of those that ended here. Others' messages are ignored."""
         replies: list[Reply] = []
-        results: list[Message] = []
+        heartbeats: list[Message] = []  # go first: who has an answer shall see what they say
         ended = self._ended.copy()
         for message in messages:
             if isinstance(message, Step):
@@ -44,9 +44,9 @@ class DetokenizerRole:
                 words = (message.message, message.param, message.is_bug)
                 replies.append(Reply(message.uid, "", [], None, 0, 0, *words))
             elif isinstance(message, Heartbeat):
-                results.append(message)
-        results += [StopMatched(uid) for uid in sorted(self._ended - ended)]
-        return [Replies(replies), *results] if replies else results
+                heartbeats.append(message)
+        matched = [StopMatched(uid) for uid in sorted(self._ended - ended)]
+        return [*heartbeats, *([Replies(replies)] if replies else []), *matched]
 
     def _step(self, step: Step) -> list[Reply]:
         """Most requests want nothing but text: their way through here is short."""

@@ -78,6 +78,7 @@ class Desk:
         self._arrived: dict[int, float] = {}  # by uid, time.monotonic() seconds: those that were not scheduled yet
         self._queue_seconds: list[float] = []  # of those that were scheduled since the last heartbeat
         self._last_heartbeat = float("-inf")
+        self._last_held: tuple[int, ...] = ()  # `_held`, as the last heartbeat told it
 
     def take(self, message: Message) -> None:
         if isinstance(message, Generate):
@@ -101,6 +102,7 @@ class Desk:
     def report(self, outputs: Sequence[TokenOutput]) -> None:
         """What one step gave, in one message."""
         self._flush_if_idle()
+        self.heartbeat()  # first, as in a flush: who has the last token of an answer shall not see it still run
         if not outputs:
             return
         uids, token_ids, reasons, cached, logprobs, of_prompts = (list(column) for column in zip(*outputs, strict=True))
@@ -114,10 +116,12 @@ class Desk:
                 self._arrived.pop(output.uid, None)
 
     def heartbeat(self) -> None:
-        """Say that the loop is alive, if that was not said within the last second."""
-        now = time.monotonic()
-        if self._outbox and now - self._last_heartbeat >= HEARTBEAT_SECONDS:
-            self._last_heartbeat = now
+        """Say that the loop is alive, if that was not said within the last second or requests came or went since."""
+        if not self._outbox:
+            return
+        now, held = time.monotonic(), self._held()
+        if held != self._last_held or now - self._last_heartbeat >= HEARTBEAT_SECONDS:
+            self._last_heartbeat, self._last_held = now, held
             queue_seconds, self._queue_seconds = self._queue_seconds, []
             self._send(Heartbeat(time.monotonic_ns(), self.stats(), queue_seconds))
 
@@ -136,6 +140,11 @@ class Desk:
             stats["scheduler_wakeups"] = self._inbox.wakeups
             stats["malformed_messages"] = self._inbox.decoder.malformed
         return stats
+
+    def _held(self) -> tuple[int, ...]:
+        """What requests that come and go change. Of what they hold the rows are enough: pages go with them."""
+        scheduler = self._scheduler
+        return len(scheduler.decode.running), len(scheduler.prefill.pending), scheduler.tables.num_free
 
     def _add(self, message: Generate) -> None:
         """The tokenizer has checked it. Should it fail all the same, only this request may."""

@@ -71,7 +71,7 @@ class Service:
             own = {
                 "requests_open": self.frontend.num_open,
                 "replies_late": self.frontend.late,
-                "messages_malformed": self.frontend.malformed,
+                "malformed_messages": self.frontend.malformed + self.frontend.stats.get("malformed_messages", 0),
             }
             counters = self.frontend.stats | own
         return {

@@ -136,6 +136,18 @@ def test_what_the_server_says_of_real_calls() -> None:
     asyncio.run(test())
 
 
+def test_malformed_messages_of_both_processes_are_one_counter() -> None:
+    async def test() -> None:
+        async with serving(FakeRing(hello)) as server:
+            server.ring.put(b"no message")
+            server.ring.beat(malformed_messages=2)
+            await settle()
+            info = (await server.get("/server_info")).json()
+            assert {name: info[name] for name in info if "malformed" in name} == {"malformed_messages": 3}
+
+    asyncio.run(test())
+
+
 def test_hazard_25_no_label_is_a_clients_choice() -> None:
     """The text is as long after requests of every kind as before them."""
 

@@ -291,8 +291,14 @@ class Sent:
         self.messages.append(message)
 
     def take(self) -> list[Message]:
+        """All but heartbeats, which are then gone too."""
         messages, self.messages = self.messages, []
-        return messages
+        return [message for message in messages if not isinstance(message, Heartbeat)]
+
+    def take_heartbeats(self) -> list[Heartbeat]:
+        """Those alone. All else is then gone too."""
+        messages, self.messages = self.messages, []
+        return [message for message in messages if isinstance(message, Heartbeat)]
 
 
 @pytest.fixture
@@ -352,8 +358,7 @@ def test_heartbeats_come_at_once_and_then_no_more_than_one_a_second(
     desk.take(Generate.of(1, [5], PARAMS))
     for _ in range(3):
         desk.heartbeat()
-    (beat,) = sent.take()
-    assert isinstance(beat, Heartbeat)
+    (beat,) = sent.take_heartbeats()
     assert beat.stats == {
         "pages_free": 3,
         "pages_in_use": 2,
@@ -364,7 +369,23 @@ def test_heartbeats_come_at_once_and_then_no_more_than_one_a_second(
     }
     now = 101.0
     desk.heartbeat()
-    assert len(sent.take()) == 1
+    assert len(sent.take_heartbeats()) == 1
+
+
+def test_a_heartbeat_comes_at_once_when_requests_have_come_or_gone(
+    desk: Desk, sent: Sent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(time, "monotonic", lambda: 100.0)
+    desk.heartbeat()
+    desk.heartbeat()
+    desk.take(Generate.of(1, [5], PARAMS))
+    desk.heartbeat()
+    desk.heartbeat()
+    desk.take(Abort(1))
+    beats = sent.messages[0], sent.messages[1], sent.messages[2]
+    assert [beat.stats["requests_running"] for beat in beats if isinstance(beat, Heartbeat)] == [0, 1, 0]
+    assert isinstance(sent.messages[3], Step), "whoever has the last of an answer does not see it run"
+    assert len(sent.messages) == 4
 
 
 def test_a_heartbeat_tells_how_long_requests_waited_until_they_first_ran(
@@ -379,16 +400,13 @@ def test_a_heartbeat_tells_how_long_requests_waited_until_they_first_ran(
     desk.take(Abort(3))
     now = 100.5
     desk.scheduled(batch_of([], [1, 2]))  # 1 with its next chunk
-    sent.take()
-    desk.heartbeat()
-    (beat,) = sent.take()
-    assert isinstance(beat, Heartbeat)
-    assert beat.queue_seconds == [0.25, 0.5]
+    desk.report([])
+    desk.take(Abort(2))
+    assert [seconds for beat in sent.take_heartbeats() for seconds in beat.queue_seconds] == [0.25, 0.5]
     now = 102.0
     desk.scheduled(batch_of([], [3, 4]))
     desk.heartbeat()
-    (beat,) = sent.take()
-    assert isinstance(beat, Heartbeat)
+    (beat,) = sent.take_heartbeats()
     assert beat.queue_seconds == [2.0], "an aborted one was never scheduled, and nobody waits twice"
 
 

@@ -17,6 +17,7 @@ from minisgl.models.config import ModelConfig
 from minisgl.stage5.scheduler import Scheduler
 from minisgl.stage7.graph_runner import GraphEngine
 from minisgl.stage7.streams import engine_stream
+from minisgl.stage8 import scheduler_io
 from minisgl.stage8.llm import overlap_loop, plain_loop
 from minisgl.stage8.messages import (
     Abort,
@@ -127,6 +128,22 @@ def test_a_step_of_many_requests_is_one_message(scheduler: Scheduler, overlap: b
     steps = [message for message in sent if isinstance(message, Step)]
     assert [step.uids for step in steps] == [list(range(6))] * 5
     assert steps[0].prompt_tokens == [2] * 6
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_counters_come_before_the_last_token_and_once_all_is_free(
+    scheduler: Scheduler, overlap: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the clock says: it stands still. With overlap pages and row are held for one step longer."""
+    monkeypatch.setattr(scheduler_io, "HEARTBEAT_SECONDS", float("inf"))
+    sent = run(scheduler, overlap, [[Generate.of(1, [5, 6, 7], SHORT)]])
+    (last,) = [place for place, one in enumerate(sent) if isinstance(one, Step) and one.finish_reasons == ["length"]]
+    before, at_the_end = sent[last - 1], [one for one in sent if isinstance(one, Heartbeat)][-1]
+    assert isinstance(before, Heartbeat)
+    assert before.stats["requests_running"] == 0
+    assert at_the_end.stats["rows_in_use"] == at_the_end.stats["pages_in_use"] == 0
+    assert [one.stats["requests_running"] for one in sent if isinstance(one, Heartbeat)][:2] == [0, 1]
+    assert sum(isinstance(one, Heartbeat) for one in sent) < len(sent) / 2 + 2, "not with every step"
 
 
 @pytest.mark.parametrize("overlap", [False, True])

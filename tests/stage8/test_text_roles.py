@@ -307,8 +307,8 @@ def test_interleaved_answers_are_those_decoded_alone(tokenizer: Tokenizer) -> No
 def test_all_that_has_arrived_becomes_one_message(tokenizer: Tokenizer) -> None:
     role = DetokenizerRole(tokenizer)
     refused, heartbeat = Rejected(3, "too long", "prompt"), Heartbeat(1, {"pages_free": 2})
-    replies, beat = role.handle([step((1, 504, None), (2, 314, None)), refused, heartbeat, step((1, 2, "stop"))])
-    assert beat == heartbeat
+    beat, replies = role.handle([step((1, 504, None), (2, 314, None)), refused, heartbeat, step((1, 2, "stop"))])
+    assert beat == heartbeat, "first: who has an answer shall see what it says"
     assert isinstance(replies, Replies)
     assert [(r.uid, r.token_ids, r.finish_reason, r.error) for r in replies.replies] == [
         (1, [504], None, None),
