@@ -33,6 +33,7 @@ from minisgl.benchmark import (
     tune_moe,
 )
 from minisgl.core.cli import fail
+from minisgl.core.terminal import show_any_text
 
 Run = Callable[[argparse.Namespace], int | None]
 COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None], Run]] = {
@@ -68,6 +69,7 @@ COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None], Run]] 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit status."""
+    show_any_text()
     parser = argparse.ArgumentParser(prog="python -m minisgl.benchmark")
     commands = parser.add_subparsers(dest="what", required=True)
     for name, (help_text, add_arguments, run) in COMMANDS.items():

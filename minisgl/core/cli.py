@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import logging
 import sys
 import time
@@ -21,6 +20,7 @@ from minisgl.core.config import Config, ConfigT, flag, make_config
 from minisgl.core.errors import EngineFailure
 from minisgl.core.outputs import Chunk, Completion
 from minisgl.core.sampling_params import SamplingParams
+from minisgl.core.terminal import json_line, show_any_text
 
 if typing.TYPE_CHECKING:
     from minisgl.core.llm import BaseLLM
@@ -44,6 +44,7 @@ class Parser(argparse.ArgumentParser):
 
 def main(llm_class: type[BaseLLM], argv: Sequence[str] | None = None) -> int:
     """`python -m minisgl.stageN`. Returns the exit status."""
+    show_any_text()
     prog = f"python -m {llm_class.__module__.removesuffix('.llm')}"
     parser = Parser(prog=prog, allow_abbrev=False)
     add_config_arguments(parser, llm_class.config_class)
@@ -163,7 +164,7 @@ def _encode(llm: BaseLLM, prompt: str, chat: bool) -> list[int]:
 def show_json(llm: BaseLLM, prompts: list[list[int]], params: SamplingParams) -> None:
     """One object a prompt, one a line, and nothing else on standard output."""
     for completion in llm.generate(prompts, params):
-        print(json.dumps(completion_dict(completion), ensure_ascii=False), flush=True)
+        print(json_line(completion_dict(completion)), flush=True)
 
 
 def completion_dict(completion: Completion) -> dict[str, Any]:

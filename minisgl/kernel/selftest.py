@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
+from minisgl.core.terminal import show_any_text
 from minisgl.kernel import cuda_rows, jit, rows
 from minisgl.kernel.prefix import PREFIX, common_length_numpy
 
@@ -29,6 +30,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: list[str] | None = None) -> int:
+    show_any_text()
     args = parser().parse_args(argv)
     if args.arch and not re.fullmatch(r"sm_\d{2,3}a?", args.arch):
         parser().error(f"--arch is sm_ and the compute capability without its dot, as sm_90, not {args.arch!r:.40}")

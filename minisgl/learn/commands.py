@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import json
 import shutil
 import sys
 import textwrap
 from collections.abc import Sequence
 
+from minisgl.core.terminal import json_line, show_any_text
 from minisgl.learn.answers import Answers
 from minisgl.learn.bugs import main as bug
 from minisgl.learn.changes import main as changed
@@ -25,6 +25,7 @@ COMMANDS = ("start", "check", "hint", "diff", "progress", "changed", "bug")
 def main(argv: Sequence[str]) -> int:
     """`minisgl COMMAND …`. Returns the exit status: 0 when all is well (for `check`: done), 2 for what was asked
     wrongly."""
+    show_any_text()
     args = _parser().parse_args(argv)
     try:
         return args.run(args)
@@ -86,7 +87,7 @@ def _check(args: argparse.Namespace) -> int:
     for result in check(course, chapter, exercises):
         done &= result.status == "done"
         found = {"exercise": result.exercise.number, "status": result.status, "message": result.message}
-        print(json.dumps(found, ensure_ascii=False), flush=True)
+        print(json_line(found), flush=True)
     if not chapter.mine.exists():
         print(not_begun(chapter), file=sys.stderr)
     return 0 if done else 1

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from minisgl.core.cli import config_options, fail, run_prompts, sampling_params, with_mine
 from minisgl.core.garbage import spare_for_good
 from minisgl.core.llm import check_max_seq_len
+from minisgl.core.terminal import show_any_text
 from minisgl.core.trace import Tracer, merge
 from minisgl.models.config import ModelConfig
 from minisgl.models.resolve import resolve_model
@@ -44,6 +45,7 @@ SECONDS_TO_TELL = 1.0  # that the engine died: /health and open streams say it b
 
 def main(argv: Sequence[str] | None = None, prog: str = "python -m minisgl.stage8", more_help: str = "") -> int:
     """Returns the exit status: 2 for what the user can mend, 1 for a port in use or a process that died."""
+    show_any_text()
     config, args = parse(argv, prog, more_help)
     return with_mine(args.mine, lambda: _main(config, args))
 

@@ -68,6 +68,9 @@ class Shell:
             except KeyboardInterrupt:
                 print("\n(Ctrl-D or /exit leaves)")
                 continue
+            except UnicodeDecodeError as error:
+                print(f"error: what you typed is not {error.encoding}, which this terminal is said to be")
+                continue
             if line == "/exit":
                 return
             if line.startswith("/"):

@@ -11,6 +11,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from minisgl import viz
+from minisgl.core.terminal import show_any_text
 from minisgl.core.trace import Event, read_events
 from minisgl.viz.style import LOOKS
 
@@ -63,6 +64,7 @@ FIGURES: Mapping[str, tuple[str, Draw]] = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit status: 2, with one line on stderr, for what the user got wrong."""
+    show_any_text()
     parser = _parser()
     arguments = parser.parse_args(argv)
     if arguments.list:

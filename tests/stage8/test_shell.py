@@ -57,7 +57,7 @@ class FakeLLM:
         return {"pages_free": 7}
 
 
-def talk(monkeypatch: pytest.MonkeyPatch, llm: FakeLLM, *lines: str | type[BaseException]) -> Shell:
+def talk(monkeypatch: pytest.MonkeyPatch, llm: FakeLLM, *lines: str | BaseException | type[BaseException]) -> Shell:
     script = iter([*lines, EOFError])
 
     def read(prompt: str) -> str:
@@ -120,6 +120,15 @@ def test_what_cannot_be_asked_is_said_and_forgotten(
     assert [params.max_tokens for _, params in llm.asked] == [7, 7], "no more than the context leaves"
     assert "cut after 7 tokens" in out
     assert len(shell.history) == 2
+
+
+def test_what_cannot_be_read_does_not_end_the_conversation(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    llm = FakeLLM()
+    shell = talk(monkeypatch, llm, "one", UnicodeDecodeError("ascii", b"\xc3", 0, 1, "not in range"), "two")
+    assert "error: what you typed is not ascii" in capsys.readouterr().out
+    assert len(shell.history) == 4
 
 
 def test_a_model_without_a_chat_template_cannot_chat() -> None:
