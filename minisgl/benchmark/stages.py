@@ -20,6 +20,8 @@ import torch
 from minisgl.benchmark import http_load
 from minisgl.benchmark.records import record, table, write
 from minisgl.benchmark.workload import Workload
+from minisgl.core.config import Config
+from minisgl.core.threads import usable_cores
 
 MODEL = "smollm2-135m"
 RESULTS = Path(__file__).parent / "results" / "stages.jsonl"
@@ -27,13 +29,14 @@ RESULTS = Path(__file__).parent / "results" / "stages.jsonl"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16")
-    parser.add_argument("--threads", type=int, default=2, help="of each measured process")
+    parser.add_argument("--threads", type=int, default=min(2, usable_cores()), help="of each measured process")
     parser.add_argument("--stages", default="1,2,3,4,5,6,7,8", help="which, with commas between")
     parser.add_argument("--out", type=Path, default=RESULTS, help="JSON lines are appended here")
 
 
 def main(args: argparse.Namespace) -> None:
     stages = [int(number) for number in args.stages.split(",")]
+    Config(threads=args.threads)  # raises ValueError before the first of many processes does
     found: dict[str, dict[str, float]] = {}
     for who, numbers in measured(stages, args.dtype, args.threads):
         found[who] = numbers

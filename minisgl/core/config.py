@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
+from minisgl.core.threads import check_threads
+
 ConfigT = TypeVar("ConfigT", bound="Config")
 
 
@@ -42,6 +44,7 @@ class Config:
             if choices and value not in choices:
                 raise ValueError(f"{flag(field.name)} must be one of {', '.join(choices)}, not {value!r:.80}")
         self.at_least("threads", 1)
+        check_threads(self.threads)
         self.at_least("max_seq_len", 2)
         self.at_least("seed", 0)
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from minisgl.core.garbage import spare_for_good
 from minisgl.core.llm import check_max_seq_len
+from minisgl.core.threads import RANK_THREADS, usable_cores
 from minisgl.core.tokenizer import Tokenizer
 from minisgl.models.config import ModelConfig
 from minisgl.stage8.child import Child, EngineInfo, Ready, run_child
@@ -79,10 +80,7 @@ def serve(scheduler: Scheduler, inbox: RankInbox, desk: Desk) -> NoReturn:
 
 def default_threads(config: ServerConfig) -> int:
     """Of a rank that computes on the CPU: alone it gets all cores but one, which the other processes need."""
-    from minisgl.core.threads import RANK_THREADS
-
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return RANK_THREADS if config.tp > 1 else max(1, cores - 1)
+    return RANK_THREADS if config.tp > 1 else max(1, usable_cores() - 1)
 
 
 if __name__ == "__main__":
