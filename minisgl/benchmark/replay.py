@@ -143,7 +143,8 @@ def fit(arrivals: list[Arrival], limit: int | None) -> list[Arrival]:
     if len(fitting) < len(arrivals):
         left_out = f"{len(arrivals) - len(fitting)} of {len(arrivals)} requests have more than {limit} tokens"
         if not fitting:
-            raise ValueError(f"{left_out}, prompt and answer: raise --max-seq-len or --num-pages")
+            remedy = "raise --max-seq-len or --num-pages, or take a model with more positions"
+            raise ValueError(f"{left_out}, prompt and answer: {remedy}")
         print(f"{left_out}, prompt and answer, and are left out", file=sys.stderr)
     return fitting
 

@@ -158,7 +158,8 @@ def longest(arrivals: Sequence[Arrival], config: OverlapConfig, model: ModelConf
     limit = min(config.max_seq_len or model.max_position, model.max_position)
     found = max((arrival.max_len for arrival in arrivals if arrival.max_len <= limit), default=0)
     if found == 0:
-        raise ValueError(f"no request has at most {limit} tokens, prompt and max_tokens: raise --max-seq-len")
+        remedy = "raise --max-seq-len" if limit < model.max_position else "give shorter ones, or another model"
+        raise ValueError(f"no request has at most {limit} tokens, prompt and max_tokens: {remedy}")
     return found
 
 

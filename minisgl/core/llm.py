@@ -201,7 +201,7 @@ def check_max_seq_len(config: Config, model_config: ModelConfig) -> int:
     limit = model_config.max_position
     wanted = limit if config.max_seq_len is None else config.max_seq_len
     if wanted > limit:
-        raise ValueError(f"--max-seq-len {wanted} is more than the {limit} positions of this model")
+        raise ValueError(f"--max-seq-len {wanted} is more than the {limit} positions of this model: give at most that")
     return wanted
 
 
@@ -224,7 +224,8 @@ def check_prompt(ids: Sequence[int], params: SamplingParams, vocab_size: int, ma
             raise ValueError(f"{name} has token id {max(token_ids)}, over this model's last, {vocab_size - 1}")
     total = len(ids) + params.max_tokens
     if total > max_seq_len:
+        remedy = "shorten the prompt" if len(ids) >= max_seq_len else "shorten the prompt or lower max_tokens"
         raise ValueError(
             f"{len(ids)} prompt tokens and max_tokens {params.max_tokens} make {total}, over the limit of "
-            f"{max_seq_len}: shorten the prompt, lower max_tokens, or raise --max-seq-len"
+            f"{max_seq_len} (the model's own, or a lower --max-seq-len): {remedy}"
         )

@@ -267,8 +267,10 @@ def test_what_can_never_fit_is_refused_and_the_rest_served() -> None:
     result = run(arrivals, num_pages=40)
     assert (result.last != NEVER).tolist() == [True, False, False, True, False]
     assert command.summary(result)["refused"] == 3
-    with pytest.raises(ValueError, match="no request has at most 8192 tokens"):
+    with pytest.raises(ValueError, match="no request has at most 8192 tokens, .*: give shorter ones"):
         run(arrivals[1:2])
+    with pytest.raises(ValueError, match="no request has at most 600 tokens, .*: raise --max-seq-len"):
+        run(arrivals[2:3], max_seq_len=600)
 
 
 def test_the_budget_is_the_simulated_devices() -> None:
