@@ -19,7 +19,8 @@ from torch import Tensor
 from minisgl.benchmark.records import table
 from minisgl.benchmark.target import Target, add_engine_arguments, target
 from minisgl.core.batch import Batch
-from minisgl.core.llm import check_max_seq_len, check_prompt
+from minisgl.core.llm import check_max_seq_len
+from minisgl.core.prompts import check_prompt
 from minisgl.core.req import Req
 from minisgl.core.sampling_params import SamplingParams
 from minisgl.core.tokenizer import Tokenizer

@@ -18,13 +18,12 @@ from minisgl.core.config import Config, make_config
 from minisgl.core.detokenizer import IncrementalDetokenizer
 from minisgl.core.garbage import spared
 from minisgl.core.outputs import Chunk, Completion, TokenOutput
+from minisgl.core.prompts import Params, Prompts, check_prompt, pairs
 from minisgl.core.sampling_params import MAX_SEED, SamplingParams
 from minisgl.core.tokenizer import Tokenizer
 from minisgl.core.trace import Tracer, merge
 from minisgl.models.config import ModelConfig
 from minisgl.models.resolve import resolve_model
-
-Prompts = str | Sequence[str] | Sequence[Sequence[int]]
 
 
 @dataclass(frozen=True)
@@ -75,9 +74,7 @@ class BaseLLM(ABC):
         """Counters a stage wants shown after a run: pages, hits."""
         return {}
 
-    def generate(
-        self, prompts: Prompts, sampling_params: SamplingParams | Sequence[SamplingParams] | None = None
-    ) -> list[Completion]:
+    def generate(self, prompts: Prompts, sampling_params: Params = None) -> list[Completion]:
         """Completions in the order of the prompts. Raises ValueError before anything runs if one is invalid."""
         requests = self._requests(prompts, sampling_params)
         made: list[list[TokenOutput]] = [[] for _ in requests]
@@ -93,9 +90,7 @@ class BaseLLM(ABC):
             raise RuntimeError(f"requests {lost[:8]} ended without their last token: this is a bug in the stage")
         return [completions[index] for index in range(len(requests))]
 
-    def stream(
-        self, prompts: Prompts, sampling_params: SamplingParams | Sequence[SamplingParams] | None = None
-    ) -> Generator[Chunk, None, None]:
+    def stream(self, prompts: Prompts, sampling_params: Params = None) -> Generator[Chunk, None, None]:
         """Chunks as they are made, those of several prompts interleaved. Closing the iterator aborts the rest."""
         return self._stream(self._requests(prompts, sampling_params))
 
@@ -169,19 +164,10 @@ class BaseLLM(ABC):
             outputs[0].prompt_logprobs,
         )
 
-    def _requests(
-        self, prompts: Prompts, sampling_params: SamplingParams | Sequence[SamplingParams] | None
-    ) -> list[Request]:
-        many: Sequence[str | Sequence[int]] = [prompts] if isinstance(prompts, str) else prompts
-        if sampling_params is None or isinstance(sampling_params, SamplingParams):
-            params = [sampling_params or SamplingParams()] * len(many)
-        else:
-            params = list(sampling_params)
-        if len(params) != len(many):
-            raise ValueError(f"{len(params)} sampling_params for {len(many)} prompts: give one, or one for each")
-        checked = [self._check(prompt, param) for prompt, param in zip(many, params, strict=True)]
+    def _requests(self, prompts: Prompts, sampling_params: Params) -> list[Request]:
+        checked = [self._check(prompt, params) for prompt, params in pairs(prompts, sampling_params)]
         first, self._next_uid = self._next_uid, self._next_uid + len(checked)
-        return [Request(first + i, ids, self._with_seed(param)) for i, (ids, param) in enumerate(checked)]
+        return [Request(first + i, ids, self._with_seed(params)) for i, (ids, params) in enumerate(checked)]
 
     def _check(self, prompt: str | Sequence[int], params: SamplingParams) -> tuple[list[int], SamplingParams]:
         if params.logprobs is not None and not self.gives_logprobs:
@@ -203,29 +189,3 @@ def check_max_seq_len(config: Config, model_config: ModelConfig) -> int:
     if wanted > limit:
         raise ValueError(f"--max-seq-len {wanted} is more than the {limit} positions of this model: give at most that")
     return wanted
-
-
-def _raise_for_bad_id(ids: Sequence[int], vocab_size: int) -> None:
-    """The first that is none. Nothing when all are: a subclass of int is one, too."""
-    for token_id in ids:
-        if isinstance(token_id, bool) or not isinstance(token_id, int) or not 0 <= token_id < vocab_size:
-            raise ValueError(f"token id {token_id!r:.80} is not an integer from 0 to {vocab_size - 1}")
-
-
-def check_prompt(ids: Sequence[int], params: SamplingParams, vocab_size: int, max_seq_len: int) -> None:
-    """Raises ValueError when the request could not be served: empty, ids out of range, or too long."""
-    if not ids:
-        raise ValueError("the prompt is empty: give at least one token")
-    # Types and ends first: token by token it takes half as long again, and nothing runs meanwhile.
-    if set(map(type, ids)) != {int} or min(ids) < 0 or max(ids) >= vocab_size:
-        _raise_for_bad_id(ids, vocab_size)
-    for name, token_ids in (("stop_token_ids", params.stop_token_ids), ("logit_bias", params.logit_bias or ())):
-        if token_ids and max(token_ids) >= vocab_size:
-            raise ValueError(f"{name} has token id {max(token_ids)}, over this model's last, {vocab_size - 1}")
-    total = len(ids) + params.max_tokens
-    if total > max_seq_len:
-        remedy = "shorten the prompt" if len(ids) >= max_seq_len else "shorten the prompt or lower max_tokens"
-        raise ValueError(
-            f"{len(ids)} prompt tokens and max_tokens {params.max_tokens} make {total}, over the limit of "
-            f"{max_seq_len} (the model's own, or a lower --max-seq-len): {remedy}"
-        )

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NoReturn
 
-from minisgl.core.llm import check_prompt
+from minisgl.core.prompts import check_prompt
 from minisgl.core.sampling_params import MAX_SEED, SamplingParams
 from minisgl.core.tokenizer import Tokenizer
 from minisgl.stage3.page_count import check_fits

@@ -16,7 +16,7 @@ from transformers import (
     SequenceBiasLogitsProcessor,
 )
 
-from minisgl.core.llm import check_prompt
+from minisgl.core.prompts import check_prompt
 from minisgl.core.req import ChunkedReq, Req
 from minisgl.core.sampling_params import SamplingParams
 from minisgl.sampling.filters import TokenFilters

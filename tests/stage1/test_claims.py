@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,12 @@ PROMPT, NEW = 64, 64
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="module")
+def llm(folder: Path) -> Iterator[Any]:
+    with importlib.import_module("minisgl.stage1.llm").LLM(str(folder), dtype="float32") as llm:
+        yield llm
 
 
 @contextmanager
@@ -114,6 +120,44 @@ def test_bad_prompts_are_refused_before_anything_runs(
     llm_class = importlib.import_module(f"minisgl.stage{stage}.llm").LLM
     with llm_class(str(folder), dtype="float32") as llm, pytest.raises(ValueError, match=words):
         llm.generate([[1, 2, 3], *prompts], SamplingParams(**{"max_tokens": 5, **params}))
+
+
+@pytest.mark.parametrize(
+    ("prompts", "words"),
+    [
+        (5, "not int"),
+        (None, "not NoneType"),
+        (b"text", "not bytes"),
+        ({"text": 1}, "not dict"),
+        (iter(["text"]), "not list_iterator"),
+        ([1, 2, 3], "not a list with int in it"),
+        ((1.5,), "not a tuple with float in it"),
+        (["text", None], "not a list with NoneType in it"),
+        ([b"text"], "not a list with bytes in it"),
+        ([torch.tensor([1, 2])], "not a list with Tensor in it"),
+        ([[1, "a"]], "token id 'a' is not an integer"),
+    ],
+)
+@pytest.mark.parametrize("call", ["generate", "stream"])
+def test_other_types_than_prompts_are_named(llm: Any, prompts: Any, words: str, call: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        getattr(llm, call)(prompts)
+    assert len(llm.generate([[1, 2], (3, 4)], SamplingParams(max_tokens=1))) == 2
+
+
+@pytest.mark.parametrize(
+    ("params", "words"),
+    [
+        (5, "SamplingParams, or a list with one for each prompt, not int"),
+        ("greedy", "not str"),
+        ({"max_tokens": 3}, "not dict"),
+        ([None], "not a list with NoneType in it"),
+        ([], "0 sampling_params for 1 prompts"),
+    ],
+)
+def test_other_types_than_sampling_params_are_named(llm: Any, params: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        llm.generate([[1, 2]], params)
 
 
 def test_a_request_that_can_never_fit_is_refused(folder: Path) -> None:
