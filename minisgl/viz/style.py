@@ -109,10 +109,10 @@ def _settings(look: _Look) -> Any:
 def new_figure(
     size: Size, title: str, panels: int = 1, tall: float = 1.0, beside: bool = False, **options: Any
 ) -> tuple[Figure, list[Axes]]:
-    """A figure with as many axes, one below the other or beside it. tall: times the usual height; no
-    more than that on a projector."""
+    """A figure with as many axes, one below the other or beside it. tall: times the usual height; a slide has its
+    own, always."""
     look = LOOKS[size]
-    height = look.height * (min(1.0, tall) if size == "projector" else tall)
+    height = look.height * (1.0 if size == "projector" else tall)
     spaces = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08, hspace=0.04)  # inches, and a share of the height
     figure = Drawing(figsize=(look.width, height), layout=spaces)
     font = look.font * 1.2

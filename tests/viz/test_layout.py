@@ -47,7 +47,11 @@ def check(figure: Figure) -> None:
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("name", FIGURES)
 def test_made_up(name: str, size: str) -> None:
-    check(FIGURES[name](size))
+    figure = FIGURES[name](size)
+    check(figure)
+    if size == "projector":
+        width, height = figure.get_size_inches() * figure.dpi
+        assert (round(width), round(height)) == (1920, 1080)
 
 
 @pytest.mark.parametrize("size", SIZES)
