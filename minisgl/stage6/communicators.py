@@ -58,6 +58,10 @@ class DistributedCommunicator:
         self._collective(dist.all_reduce, x, group=self._data)
         return x
 
+    def by_nccl(self, x: Tensor) -> bool:
+        """Whether it is NCCL that adds up what is like x, which may be on meta."""
+        return self.device.type == "cuda"
+
     @exercise("6.5")
     def all_gather(self, x: Tensor, sizes: list[int]) -> Tensor:
         """x: [rows, sizes[rank]] on each rank. Returns [rows, sum(sizes)], the same on all.

@@ -80,6 +80,9 @@ class SymmetricCommunicator(DistributedCommunicator):
             return super().sum(x)
         return self._buffer.one_shot(x) if x.nbytes <= self._one_shot_most else self._buffer.two_shot(x)
 
+    def by_nccl(self, x: Tensor) -> bool:
+        return not takes(x)
+
 
 def takes(x: Tensor) -> bool:
     """Whether both kernels can add it up."""

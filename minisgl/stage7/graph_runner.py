@@ -20,6 +20,7 @@ from minisgl.core.protocols import AttentionBackend
 from minisgl.kernel.device import free_memory
 from minisgl.learn import exercise
 from minisgl.moe.layer import waits_for_host
+from minisgl.stage6.communicators import DistributedCommunicator
 from minisgl.stage6.engine import RankEngine
 from minisgl.stage7.config import OverlapConfig
 from minisgl.stage7.graph_memory import GraphMemory, graph_memory
@@ -121,7 +122,13 @@ class GraphEngine(RankEngine):
         decode, steps = sizes_to_record(self)
         share = self.comm.rank, self.comm.size
         pages_a_row = -(-self.max_seq_len // self.config.page_size)
-        return graph_memory(self.model_config, share, self.dtype.itemsize, pages_a_row, decode, steps)
+        nccl = self._sums_by_nccl(max([*decode[:1], *steps[:1]], default=0))
+        return graph_memory(self.model_config, share, self.dtype.itemsize, pages_a_row, decode, steps, nccl)
+
+    def _sums_by_nccl(self, tokens: int) -> bool:
+        """In a step of so many."""
+        like = torch.empty(tokens, self.model_config.hidden_size, dtype=self.dtype, device="meta")
+        return isinstance(self.comm, DistributedCommunicator) and self.comm.by_nccl(like)
 
     def prepare_to_run(self) -> None:
         self.graphs: GraphRunner | None = None

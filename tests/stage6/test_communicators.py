@@ -77,6 +77,20 @@ def test_what_a_name_means(monkeypatch: pytest.MonkeyPatch, missing: str | None)
             communicator_class(name, 0, 2, GPU)
 
 
+def test_who_adds_up_what() -> None:
+    """16 MiB are 2,048 rows of 4,096 in bfloat16."""
+    plain, symmetric = object.__new__(DistributedCommunicator), object.__new__(SymmetricCommunicator)
+    few, many, half = (
+        torch.empty(rows, 4096, dtype=dtype, device="meta")
+        for rows, dtype in ((2048, torch.bfloat16), (2056, torch.bfloat16), (8, torch.float16))
+    )
+    plain.device = GPU
+    assert plain.by_nccl(few)
+    assert [symmetric.by_nccl(x) for x in (few, many, half)] == [False, True, True]
+    plain.device = CPU
+    assert not plain.by_nccl(few), "gloo does"
+
+
 def test_functions_of_nccl_are_there() -> None:
     try:
         nccl = Nccl(nccl_path())

@@ -15,7 +15,11 @@ from minisgl.attention.paged_torch import PagedTorchAttention
 from minisgl.benchmark.models import CONFIGS
 from minisgl.models.config import ModelConfig
 from minisgl.stage3.page_pool import KVCachePool
+from minisgl.stage6.communicators import DistributedCommunicator
+from minisgl.stage6.communicators_symm import SymmetricCommunicator
 from minisgl.stage7.graph_memory import GraphMemory, graph_memory, layer_numbers
+from minisgl.stage7.graph_runner import graph_sizes
+from minisgl.stage7.step_graphs import SIZES
 
 ROOM = 1 << 30  # bytes
 LLAMA = ModelConfig.from_dict(CONFIGS["llama-3.1-8b"])
@@ -53,6 +57,30 @@ def test_the_largest_step_of_each_kind_counts_and_every_graph() -> None:
     assert one.once == both.once > 0
 
 
+# Model, ranks, largest decode step, NCCL, GiB that graphs took on H200s on 2026-11-30 (Qwen3-0.6B in two runs).
+RUNS = [
+    ("llama-3.1-8b", 1, 64, False, 0.52),
+    ("llama-3.1-8b", 1, 256, False, 0.52),
+    ("llama-3.1-8b", 2, 64, False, 0.42),
+    ("llama-3.1-8b", 2, 256, False, 0.45),
+    ("llama-3.1-8b", 2, 64, True, 0.54),
+    ("qwen3-0.6b", 1, 256, False, 0.30),
+    ("qwen3-0.6b", 1, 256, False, 0.32),
+    ("qwen3-30b-a3b", 1, 256, False, 0.50),
+]
+
+
+@pytest.mark.parametrize(("name", "ranks", "largest", "nccl", "used"), RUNS)
+def test_recorded_runs_are_counted_on_the_safe_side(
+    name: str, ranks: int, largest: int, nccl: bool, used: float
+) -> None:
+    model = ModelConfig.from_dict(CONFIGS[name])
+    pages_a_row = model.max_position // 16
+    sizes = graph_sizes(largest), list(SIZES)
+    counted = graph_memory(model, (0, ranks), 2, pages_a_row, *sizes, nccl).total / 2**30
+    assert used + 0.005 <= counted <= used + 0.15, "two decimals were told"
+
+
 def test_a_row_has_a_place_for_each_of_its_pages() -> None:
     """int32, in the buffers of decode steps and again, beside 64 prompts, in those of steps with prompts."""
     bare, wide = (graph_memory(LLAMA, (0, 1), 2, pages, [256], [2048]) for pages in (0, 1000))
@@ -71,6 +99,16 @@ def test_only_what_will_be_recorded_counts(folder: Path, monkeypatch: pytest.Mon
     engine.config = dataclasses.replace(engine.config, cuda_graph_max_bs=4)
     engine.attention = PagedTorchAttention(9, 3, 8, 4)
     assert engine.reserved_bytes() == 0, "a backend that cannot be recorded"
+
+
+def test_what_nccl_takes_for_being_recorded_counts_if_it_is(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = make_engine(folder, monkeypatch, "cpu")
+    engine.device = torch.device("cuda")
+    without = engine.reserved_bytes()
+    for kind, more in ((DistributedCommunicator, True), (SymmetricCommunicator, False)):
+        engine.comm = object.__new__(kind)
+        engine.comm.rank, engine.comm.size, engine.comm.device = 0, 1, engine.device
+        assert (engine.reserved_bytes() > without + (64 << 20)) is more, kind
 
 
 def test_the_pool_is_smaller_by_what_graphs_will_take(folder: Path, on_a_gpu: pytest.MonkeyPatch) -> None:
