@@ -6,7 +6,7 @@
     python3 dev/setup.py site                     the course as a website, in build/site
 
 Needs only Python 3.10 to 3.13. The first run installs (a minute or two); later ones see that nothing changed and start
-at once. An install that was interrupted is begun again.
+at once. An install that was interrupted, by Ctrl-C or otherwise, is begun again.
 """
 
 from __future__ import annotations  # an old Python must get as far as the error that says so
@@ -18,6 +18,7 @@ import json
 import os
 import platform
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -126,11 +127,11 @@ def install(extras: set[str], attempts: list[list[str]]) -> None:
     pip = [PYTHON, "-m", "pip", "install", "--disable-pip-version-check", "--quiet"]
     if attempts:
         say("installing torch for the CPU (up to 200 MB to download)")
-        if not any(run([*pip, *attempt]) == 0 for attempt in attempts):
+        if not any(run_apart([*pip, *attempt]) == 0 for attempt in attempts):
             sys.exit(f"error: pip could not install {TORCH}; its own words are above")
     target = f"minisgl[{','.join(wanted.extras)}]" if wanted.extras else "minisgl"
     say(f"installing {target} and what it needs")
-    if run([*pip, "--editable", target.replace("minisgl", str(ROOT), 1)]):
+    if run_apart([*pip, "--editable", target.replace("minisgl", str(ROOT), 1)]):
         sys.exit("error: pip could not install minisgl; its own words are above")
     write_stamp(replace(wanted, finished=True))
     say("installed")
@@ -138,7 +139,7 @@ def install(extras: set[str], attempts: list[list[str]]) -> None:
 
 def read_stamp() -> Install | None:
     """What the last run left in .venv; None without one. Exits if .venv is somebody else's, rather than replace it."""
-    if not VENV.exists():
+    if not VENV.exists() or not any(VENV.iterdir()):
         return None
     try:
         return Install(**json.loads(STAMP.read_text()))
@@ -166,10 +167,14 @@ def check_python() -> None:
 def fresh_venv(wanted: Install) -> None:
     """An empty .venv in place of whatever an older or unfinished install left."""
     say(f"making {VENV} for Python {platform.python_version()}")
-    shutil.rmtree(VENV, ignore_errors=True)
+    old = VENV.with_name(".venv.old")  # out of the way at once: one that is half deleted might have lost its stamp
+    shutil.rmtree(old, ignore_errors=True)
+    if VENV.exists():
+        VENV.rename(old)
+        shutil.rmtree(old, ignore_errors=True)
     VENV.mkdir()
     write_stamp(wanted)  # first, so that an interrupted run is known for what it is
-    if run([sys.executable, "-m", "venv", str(VENV)]):
+    if run_apart([sys.executable, "-m", "venv", str(VENV)]):
         sys.exit(f"error: {sys.executable} could not make a virtual environment; its own words are above")
 
 
@@ -194,13 +199,34 @@ def run(command: list[str], environment: dict[str, str] | None = None) -> int:
     return status if status >= 0 else 128 - status
 
 
+def run_apart(command: list[str]) -> int:
+    """As `run`, but out of the terminal's reach: Ctrl-C is for us, who end it with all that it has started. Its own
+    words would be a traceback."""
+    with subprocess.Popen(command, cwd=ROOT, start_new_session=True) as process:
+        try:
+            status = process.wait()
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+    return status if status >= 0 else 128 - status
+
+
+def leave(number: int, frame: object) -> None:
+    """Raises SystemExit, so that nothing is left running."""
+    sys.exit(128 + number)
+
+
 def say(text: str) -> None:
     """One line of progress, on stderr, with the seconds since the start."""
     print(f"setup {time.monotonic() - START:6.1f} s  {text}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":
+    for ending in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(ending) is signal.SIG_DFL:  # under nohup it is ignored, and what we become shall do so too
+            signal.signal(ending, leave)
     try:
         main()
     except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
         sys.exit(130)

@@ -4,6 +4,8 @@ import importlib.util
 import json
 import os
 import re
+import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -108,6 +110,62 @@ def fetched(address: str) -> Any:
                 raise
             time.sleep(0.1)
     raise AssertionError(f"nobody listens at {address}")
+
+
+FAKE_VENV = """
+import pathlib, subprocess, sys, time
+folder = pathlib.Path(sys.argv[1])
+if (folder.parent / "give up").exists():
+    sys.exit(f"there already: {sorted(path.name for path in folder.iterdir())}")
+below = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], stdout=subprocess.DEVNULL)
+(folder / "half").touch()
+print(below.pid, flush=True)
+below.wait()
+"""  # as `python -m venv` it does half its work, in a process of its own
+
+
+@pytest.mark.parametrize(
+    ("number", "status", "words"), [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "making")]
+)
+def test_an_interrupted_install_ends_quietly_and_is_begun_again(
+    tmp_path: Path, number: int, status: int, words: str
+) -> None:
+    (tmp_path / "dev").mkdir()
+    shutil.copy(SCRIPT, tmp_path / "dev")
+    (tmp_path / "pyproject.toml").touch()
+    (tmp_path / "modules").mkdir()
+    (tmp_path / "modules" / "venv.py").write_text(FAKE_VENV)
+    command = [sys.executable, "dev/setup.py", "serve"]
+    options: dict[str, Any] = {"cwd": tmp_path, "text": True, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    options["env"] = {**os.environ, "PYTHONPATH": str(tmp_path / "modules")}
+    with subprocess.Popen(command, start_new_session=True, **options) as process:
+        try:
+            assert process.stdout is not None
+            below = int(process.stdout.readline())
+            os.killpg(process.pid, number)  # as a terminal does: all that belongs to it
+            _, errors = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert process.returncode == status
+    assert "Traceback" not in errors
+    assert words in errors.splitlines()[-1]
+    assert not json.loads((tmp_path / ".venv" / "minisgl-setup.json").read_text())["finished"]
+    wait_until_gone(below)
+    (tmp_path / "give up").touch()
+    again = subprocess.run(command, timeout=60, **options)
+    assert "there already: ['minisgl-setup.json']" in again.stderr, "nothing of the first"
+    assert again.stderr.splitlines()[-1].startswith("error: ")
+    assert not (tmp_path / ".venv.old").exists()
+
+
+def wait_until_gone(pid: int) -> None:
+    """Or until it is dead, and nobody has asked for its status yet."""
+    for _ in range(600):
+        state = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True).stdout
+        if not state or state.startswith("Z"):
+            return
+        time.sleep(0.1)
+    raise AssertionError(f"process {pid} still runs")
 
 
 def test_ci_runs_the_documented_command() -> None:
