@@ -109,7 +109,8 @@ async def _main(args: argparse.Namespace, subjects: list[Target], arrivals: list
                     rows.append(row)
     finally:  # what was measured took minutes
         if len(rows) > 1:
-            print(f"trace: {name}\n\n{table(rows)}")
+            why = "" if args.replay.exists() else f", since there is no {args.replay}"
+            print(f"trace: {name}{why}\n\n{table(rows)}")
     return 0
 
 

@@ -289,7 +289,7 @@ def test_what_was_measured_is_shown_when_the_rest_fails(
     assert main([*words, "--time-scale", "1,2"]) == 1
     shown = capsys.readouterr()
     assert len(shown.out.splitlines()) == 5
-    assert shown.out.startswith("trace: synthetic\n\n")
+    assert shown.out.startswith(f"trace: synthetic, since there is no {tmp_path / 'none'}\n\n")
     assert shown.err.splitlines()[-1].endswith("error: the server died")
 
 
