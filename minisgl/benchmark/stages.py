@@ -35,7 +35,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> None:
-    stages = [int(number) for number in args.stages.split(",")]
+    stages = [int(number) for number in args.stages.split(",") if number in tuple("12345678")]
+    if len(stages) < args.stages.count(",") + 1:
+        raise ValueError(f"--stages must be numbers from 1 to 8 with commas between, not {args.stages!r:.80}")
     Config(threads=args.threads)  # raises ValueError before the first of many processes does
     found: dict[str, dict[str, float]] = {}
     for who, numbers in measured(stages, args.dtype, args.threads):

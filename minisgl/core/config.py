@@ -7,6 +7,7 @@ A stage's settings are a frozen dataclass that extends those of the stage before
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
@@ -38,6 +39,8 @@ class Config:
     trace: str | None = option(None, "record what happens, and write Perfetto's JSON here at exit", metavar="FILE")
 
     def __post_init__(self) -> None:
+        if not isinstance(self.model, str | os.PathLike):
+            raise ValueError(f"model must be a str, such as {Config.model!r}, not {type(self.model).__name__}")
         for field in dataclasses.fields(self):
             choices = field.metadata["choices"]
             value = getattr(self, field.name)

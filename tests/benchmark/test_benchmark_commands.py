@@ -206,6 +206,9 @@ def test_a_wrong_setting_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixtu
         ["offline", "--model", str(tmp_path / "none")],
         ["ttft", "--page-size", "0"],
         ["kernels", "--only", "x"],
+        ["stages", "--stages", "x"],
+        ["stages", "--stages", "3,9"],
+        ["stages", "--threads", "100000"],
     ):
         with pytest.raises(SystemExit) as ended:
             main(arguments)

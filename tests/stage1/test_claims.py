@@ -176,9 +176,10 @@ def test_settings_are_refused_in_one_line(folder: Path) -> None:
         ({"dtype": "int8"}, "--dtype must be one of"),
         ({"max_seq_len": 100000}, "more than the 512 positions"),
         ({"paeg_size": 4}, "unknown setting 'paeg_size'"),
+        ({"model": 5}, "model must be a str, such as 'smollm2-135m', not int"),
     ]:
         with pytest.raises(ValueError, match=words):
-            llm_class(str(folder), **options)
+            llm_class(**{"model": str(folder), **options})
 
 
 @pytest.mark.parametrize("stage", [3, 4])
