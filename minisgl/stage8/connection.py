@@ -35,13 +35,20 @@ class Connection(H11Protocol):
         self._reading = self.loop.call_later(READ_SECONDS, transport.abort)
 
     def data_received(self, data: bytes) -> None:
-        before = self.cycle
         super().data_received(data)
-        has_begun = self.cycle is not None and not (self.cycle is before and before.response_complete)
-        if has_begun and not self.cycle.more_body:
+        self._time_reading()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()  # takes up what came with the request before
+        self._time_reading()
+
+    def _time_reading(self) -> None:
+        """Only while there is a part of a request: its answer, and the silence after that, have limits of their own."""
+        state = self.conn.their_state
+        if state is h11.SEND_BODY or (state is h11.IDLE and self.conn.trailing_data[0]):
+            self._reading = self._reading or self.loop.call_later(READ_SECONDS, self.transport.abort)
+        else:
             self._reading = _cancelled(self._reading)
-        elif self._reading is None:
-            self._reading = self.loop.call_later(READ_SECONDS, self.transport.abort)
 
     def send_400_response(self, msg: str) -> None:
         """What is no HTTP, or has too long a head, is refused in the same form as all else."""

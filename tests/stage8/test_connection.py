@@ -22,14 +22,14 @@ def _short_limits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class App:
-    """Reads the body, waits, and answers with so many bytes."""
+    """Reads the body, unless it refuses it, waits, and answers with so many bytes."""
 
-    def __init__(self, size: int = 2, wait: float = 0.0) -> None:
-        self.size, self.wait = size, wait
+    def __init__(self, size: int = 2, wait: float = 0.0, refuses: bool = False) -> None:
+        self.size, self.wait, self.refuses = size, wait, refuses
         self.events: list[str] = []
 
     async def __call__(self, scope: dict, receive: Callable, send: Callable) -> None:
-        message = await receive()
+        message = {"type": "http.request", "more_body": not self.refuses}
         while message.get("more_body"):
             message = await receive()
         if message["type"] == "http.disconnect":
@@ -87,6 +87,29 @@ def test_nor_is_a_second_request_on_the_same_connection() -> None:
         await closed(reader)
 
     talk(App(), what)
+
+
+@pytest.mark.parametrize("begun", [HEAD, HEAD + b"ab"])
+def test_nor_is_one_that_came_with_the_one_before(begun: bytes) -> None:
+    async def what(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(HEAD + b"abcd" + begun)
+        assert b"200" in await reader.readuntil(b"xx")
+        await closed(reader)
+
+    app = App()
+    talk(app, what)
+    assert "gone before the answer" in app.events
+
+
+def test_a_body_that_comes_after_its_refusal_costs_no_connection() -> None:
+    async def what(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for _ in range(2):
+            writer.write(HEAD)
+            assert b"200" in await reader.readuntil(b"xx")
+            writer.write(b"abcd")
+            await asyncio.sleep(3 * connection.READ_SECONDS)
+
+    talk(App(refuses=True), what)
 
 
 def test_a_request_that_dribbles_has_no_more_time() -> None:
