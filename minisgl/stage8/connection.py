@@ -51,7 +51,11 @@ class Connection(H11Protocol):
             self._reading = _cancelled(self._reading)
 
     def send_400_response(self, msg: str) -> None:
-        """What is no HTTP, or has too long a head, is refused in the same form as all else."""
+        """What is no HTTP, or has too long a head, is refused in the same form as all else. Unless it is the rest of a
+        request that has its answer."""
+        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
+            self.transport.close()
+            return
         error = bad_request(f"this is not a valid HTTP request, or its head is over {MAX_HEAD} bytes")
         headers = [
             ("content-type", "application/json"),

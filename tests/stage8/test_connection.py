@@ -112,6 +112,17 @@ def test_a_body_that_comes_after_its_refusal_costs_no_connection() -> None:
     talk(App(refuses=True), what)
 
 
+def test_a_body_that_goes_wrong_after_its_refusal_is_no_bug(caplog: pytest.LogCaptureFixture) -> None:
+    async def what(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(HEAD.replace(b"Content-Length: 4", b"Transfer-Encoding: chunked"))
+        assert b"200" in await reader.readuntil(b"xx")
+        writer.write(b"no length\r\n")
+        await closed(reader)
+
+    talk(App(refuses=True), what)
+    assert [record for record in caplog.records if record.name == "asyncio"] == []
+
+
 def test_a_request_that_dribbles_has_no_more_time() -> None:
     async def what(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         closing = asyncio.create_task(closed(reader))
