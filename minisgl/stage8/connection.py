@@ -70,6 +70,9 @@ class Connection(H11Protocol):
             self.transport.write(self.conn.send(event) or b"")
         self.transport.close()
 
+    def _unsupported_upgrade_warning(self) -> None:
+        """Java's client offers HTTP/2 on each connection, and is answered in HTTP/1.1: no reason for two warnings."""
+
     def pause_writing(self) -> None:
         super().pause_writing()
         self._watch(self.transport.get_write_buffer_size())

@@ -43,9 +43,9 @@ class App:
         self.events.append("gone" if (await receive())["type"] == "http.disconnect" else "more")
 
 
-def talk(app: App, what: Talk) -> None:
+def talk(app: App, what: Talk, log_level: str = "error") -> None:
     async def main() -> None:
-        config = uvicorn.Config(app, http=connection.Connection, port=0, log_level="error", lifespan="off")
+        config = uvicorn.Config(app, http=connection.Connection, port=0, log_level=log_level, lifespan="off", ws="none")
         server = uvicorn.Server(config)
         running = asyncio.create_task(server.serve())
         while not server.started:
@@ -121,6 +121,19 @@ def test_a_body_that_goes_wrong_after_its_refusal_is_no_bug(caplog: pytest.LogCa
 
     talk(App(refuses=True), what)
     assert [record for record in caplog.records if record.name == "asyncio"] == []
+
+
+@pytest.mark.parametrize("protocol", [b"h2c", b"websocket"])
+def test_who_offers_another_protocol_is_answered_in_this_one(protocol: bytes, capfd: pytest.CaptureFixture) -> None:
+    """Java's client offers HTTP/2 with each first request: it is no reason to warn."""
+
+    async def what(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        offer = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: " + protocol + b"\r\n\r\n"
+        writer.write(HEAD[:-2] + offer + b"abcd")
+        assert b"200" in await reader.readuntil(b"xx")
+
+    talk(App(), what, log_level="warning")
+    assert "pgrade" not in capfd.readouterr().err
 
 
 def test_a_request_that_dribbles_has_no_more_time() -> None:
