@@ -142,8 +142,8 @@ class KeyGuard:
         key = self._admin_key if scope["path"] in ADMIN_PATHS else self._api_key
         if key is None or scope["path"] in OPEN_PATHS:
             return True
-        given = dict(scope["headers"]).get(b"authorization", b"")
-        return hmac.compare_digest(given, f"Bearer {key}".encode())
+        scheme, _, given = dict(scope["headers"]).get(b"authorization", b"").partition(b" ")
+        return scheme.lower() == b"bearer" and hmac.compare_digest(given.lstrip(b" "), key.encode())
 
 
 def _model_card(service: Service, name: str) -> dict[str, Any]:
