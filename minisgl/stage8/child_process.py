@@ -116,7 +116,7 @@ class ChildProcess:
 
 def reporting(children: Iterable[ChildProcess], timeout: float | None = None) -> list[ChildProcess]:
     """Those that have a report or are dead. Waits for the first, but no longer than timeout seconds."""
-    with selectors.DefaultSelector() as selector:
+    with selectors.PollSelector() as selector:  # others take a descriptor, of which connections may leave none
         for child in children:
             selector.register(child.fileno(), selectors.EVENT_READ, child)
         return [key.data for key, _ in selector.select(timeout)]

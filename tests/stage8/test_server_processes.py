@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import pytest
@@ -21,6 +22,7 @@ from minisgl.core.outputs import Completion
 from minisgl.core.sampling_params import SamplingParams
 from minisgl.core.trace import read_events
 from minisgl.stage5.llm import LLM as Stage5LLM
+from minisgl.stage8.child_process import reporting
 from minisgl.stage8.launch import ProcessDied, Processes
 from minisgl.stage8.llm import LLM
 from minisgl.stage8.messages import Reply, Tokenize
@@ -233,6 +235,33 @@ def test_a_start_can_be_called_off_from_another_thread(tiny_folder: Path) -> Non
         with pytest.raises(ProcessDied, match="stopped while it started"):
             start.result(30)
     assert not any(is_running(pid) for pid in pids.values())
+
+
+def test_a_parent_that_may_open_no_more_files_hears_its_children() -> None:
+    """Clients can have all its descriptors: they must not take its processes from it."""
+
+    class Reporting(NamedTuple):
+        reports: int
+
+        def fileno(self) -> int:
+            return self.reports
+
+    reports, report = os.pipe()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = os.dup(0)
+    os.close(free)
+    child: Any = Reporting(reports)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
+    try:
+        with pytest.raises(OSError, match="Too many open files"):
+            os.dup(0)
+        assert reporting([child], 0) == []
+        os.write(report, b"x")
+        assert reporting([child]) == [child]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        os.close(reports)
+        os.close(report)
 
 
 def test_neither_the_parent_nor_the_text_processes_load_torch() -> None:
