@@ -1,4 +1,4 @@
-"""How long a client may keep a connection waiting. Knows nothing of what is asked or answered.
+"""How many connections there may be, and how long each may wait. Knows nothing of what is asked or answered.
 
 uvicorn limits only the silence between two requests. A client that never ends its request, or never reads its answer,
 would keep a descriptor for ever, and in the latter case the place of a request that could be open instead.
@@ -7,6 +7,7 @@ would keep a descriptor for ever, and in the latter case the place of a request 
 from __future__ import annotations
 
 import asyncio
+import resource
 from typing import Any
 
 import h11
@@ -17,6 +18,20 @@ from minisgl.stage8.errors import bad_request
 READ_SECONDS = 60.0  # for a whole request, from the connection or from its first byte
 MAX_HEAD = 64 << 10  # bytes of the request line and all headers: uvicorn's setting for h11
 WRITE_SECONDS = 120.0  # without taking anything of what is there to be read
+MAX_FILES = 1 << 16  # open at once, of which most are connections
+OTHER_FILES = 256  # pipes, sockets to the other processes, modules that are loaded late
+
+
+def allow_connections() -> int:
+    """How many may be open, once this process may open as many files as the system lets it. At first that are often
+    1,024, fewer than requests may be open."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        soft = wanted
+    most = MAX_FILES if soft == resource.RLIM_INFINITY else soft
+    return max(1, most - OTHER_FILES)
 
 
 class Connection(H11Protocol):
@@ -25,13 +40,18 @@ class Connection(H11Protocol):
     uvicorn would choose httptools where that is installed, but there headers have no bound; h11's is 64 KiB.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, most: int = MAX_FILES, **kwargs: Any) -> None:
+        """most: connections of the server that may be open: one more is closed at once."""
         super().__init__(*args, **kwargs)
+        self._most = most
         self._reading: asyncio.TimerHandle | None = None
         self._writing: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        if len(self.connections) > self._most:
+            transport.abort()
+            return
         self._reading = self.loop.call_later(READ_SECONDS, transport.abort)
 
     def data_received(self, data: bytes) -> None:

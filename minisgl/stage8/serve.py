@@ -14,6 +14,7 @@ import logging
 import socket
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -202,11 +203,11 @@ class Server:
         import uvicorn  # here, so that the processes need not wait for these imports
 
         from minisgl.stage8.api import create_app
-        from minisgl.stage8.connection import Connection
+        from minisgl.stage8.connection import Connection, allow_connections
 
         config = uvicorn.Config(
             create_app(self.service, self.config.api_key, self.config.admin_key),
-            http=Connection,
+            http=partial(Connection, most=allow_connections()),  # type: ignore[arg-type]  # as a class is called
             log_config=None,
             log_level="warning",
             access_log=False,

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
+from typing import Any
 
 import pytest
 import uvicorn
@@ -43,9 +46,9 @@ class App:
         self.events.append("gone" if (await receive())["type"] == "http.disconnect" else "more")
 
 
-def talk(app: App, what: Talk, log_level: str = "error") -> None:
+def talk(app: App, what: Talk, log_level: str = "error", http: Any = connection.Connection) -> None:
     async def main() -> None:
-        config = uvicorn.Config(app, http=connection.Connection, port=0, log_level=log_level, lifespan="off", ws="none")
+        config = uvicorn.Config(app, http=http, port=0, log_level=log_level, lifespan="off", ws="none")
         server = uvicorn.Server(config)
         running = asyncio.create_task(server.serve())
         while not server.started:
@@ -66,6 +69,35 @@ async def closed(reader: asyncio.StreamReader) -> None:
     with suppress(ConnectionError):
         while await reader.read(65536):
             pass
+
+
+def test_more_than_may_be_open_are_closed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not when no descriptor is left, which asyncio would report some thousand times a second."""
+    monkeypatch.setattr(connection, "READ_SECONDS", 60.0)
+
+    async def what(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        host, port = writer.get_extra_info("peername")
+        for _ in range(3):
+            second, other = await asyncio.open_connection(host, port)
+            await closed(second)
+            other.close()
+        writer.write(HEAD + b"abcd")
+        assert b"200" in await reader.readuntil(b"xx")
+
+    talk(App(), what, http=partial(connection.Connection, most=1))
+
+
+def test_as_many_connections_as_the_system_allows() -> None:
+    """Many systems allow a process 1,024 open files at first, and more if it asks."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (500, hard))
+    try:
+        most = connection.allow_connections()
+        allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        assert allowed == (connection.MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, connection.MAX_FILES))
+        assert most == allowed - connection.OTHER_FILES > 0
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 @pytest.mark.parametrize("data", [b"", HEAD[:20], HEAD, HEAD + b"abc"])
