@@ -57,6 +57,9 @@ class Connection(H11Protocol):
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         self._time_reading()
+        is_asked = self.cycle is not None and not self.cycle.more_body
+        if is_asked and len(self.conn.trailing_data[0]) < MAX_HEAD:
+            self.flow.resume_reading()  # else nobody would see the client leave
 
     def on_response_complete(self) -> None:
         super().on_response_complete()  # takes up what came with the request before

@@ -46,7 +46,7 @@ class App:
         self.events.append("gone" if (await receive())["type"] == "http.disconnect" else "more")
 
 
-def talk(app: App, what: Talk, log_level: str = "error", http: Any = connection.Connection) -> None:
+def talk(app: Callable, what: Talk, log_level: str = "error", http: Any = connection.Connection) -> None:
     async def main() -> None:
         config = uvicorn.Config(app, http=http, port=0, log_level=log_level, lifespan="off", ws="none")
         server = uvicorn.Server(config)
@@ -184,6 +184,37 @@ def test_an_answer_may_take_its_time() -> None:
     async def what(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(HEAD + b"abcd")
         assert b"200" in await reader.readuntil(b"xx")
+
+    talk(App(wait=1.0), what)
+
+
+def test_a_client_is_missed_though_it_has_sent_more_than_its_request() -> None:
+    async def app(scope: dict, receive: Callable, send: Callable) -> None:
+        assert await receive() == {"type": "http.request", "body": b"abcd", "more_body": False}
+        begun.set()
+        events.append((await receive())["type"])
+
+    async def what(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(HEAD + b"abcd")
+        await begun.wait()
+        for piece in (b"GET", b" / HT", b"TP/1.1"):
+            writer.write(piece)
+            await asyncio.sleep(0.05)
+        writer.close()
+        while not events:
+            await asyncio.sleep(0.01)
+
+    begun, events = asyncio.Event(), []
+    talk(app, what)
+    assert events == ["http.disconnect"]
+
+
+def test_no_more_is_taken_before_its_turn_than_a_head_has() -> None:
+    async def what(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        size = 64 << 20  # more than the system's buffers hold
+        writer.write(HEAD + b"abcd" + b"x" * size)
+        await asyncio.sleep(0.2)
+        assert writer.transport.get_write_buffer_size() > size / 2
 
     talk(App(wait=1.0), what)
 
