@@ -1,4 +1,5 @@
-"""The fields of OpenAI's API that are known here and not supported, or not everywhere. Knows nothing of the others.
+"""The fields of OpenAI's API, and of vLLM's and SGLang's beside it, that are known here and not supported, or not
+everywhere. Knows nothing of the others.
 
 To ignore such a field would be a wrong answer given in silence, so it is refused, unless its value changes nothing.
 """
@@ -14,16 +15,36 @@ Neutral = Mapping[str, tuple[Any, ...]]
 
 # Field -> the values, besides null, that change nothing.
 BODY: Neutral = {
+    "add_generation_prompt": (True,),
+    "allowed_token_ids": ([],),
     "audio": (),
+    "bad_words": ([],),
     "best_of": (1,),
     "chat_template": (),  # a program: only the model's own is run
+    "continue_final_message": (False,),
+    "documents": ([],),
+    "ebnf": (),
     "function_call": ("none", "auto"),
     "functions": ([],),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "include_stop_str_in_output": (False,),
+    "json_schema": (),
     "modalities": (["text"],),
+    "no_stop_trim": (False,),
+    "prompt_logprobs": (),
+    "regex": (),
     "response_format": ({"type": "text"},),
+    "skip_special_tokens": (True,),
+    "structural_tag": (),
+    "structured_outputs": (),
     "suffix": ("",),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
+    "truncate_prompt_tokens": (),
+    "use_beam_search": (False,),
 }
 CHAT_ONLY: Neutral = {"chat_template_kwargs": ({},), "top_logprobs": (0,)}
 COMPLETION_ONLY: Neutral = {"echo": (False,)}
