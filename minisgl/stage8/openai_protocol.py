@@ -142,6 +142,8 @@ def sampling_params(body: Body, max_tokens: int, limit_name: str = "max_tokens",
     """With OpenAI's defaults: temperature 1. Raises ApiError 400 that names the field; limit_name: that of the limit
     in this body. more: fields of SamplingParams that endpoints have different names for."""
     given = {name: value for name in _SAMPLING if (value := getattr(body, name)) is not None}
+    if given.get("top_k") == 0:
+        del given["top_k"]  # for vLLM, and for Hugging Face, 0 is the whole vocabulary
     temperature = 1.0 if body.temperature is None else body.temperature
     stop_token_ids = tuple(body.stop_token_ids or ())
     try:

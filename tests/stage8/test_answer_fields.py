@@ -73,11 +73,13 @@ def test_sampling_fields_reach_the_engine(path: str, body: dict) -> None:
 
 def test_neutral_values_ask_nothing() -> None:
     neutral = {"stop": [], "stop_token_ids": [], "logit_bias": {}, "presence_penalty": 0, "repetition_penalty": 1}
+    neutral |= {"top_k": 0}  # vLLM's default
     neutral |= {"include_stop_str_in_output": False, "skip_special_tokens": True, "guided_json": None, "bad_words": []}
     request = asked(CHAT_PATH, CHAT | neutral | {"logprobs": False, "top_logprobs": 0, "chat_template_kwargs": {}})
     assert request.stop == []
     assert not request.params.logit_bias
     assert request.params.logprobs is None
+    assert request.params.top_k == -1
 
 
 @pytest.mark.parametrize(

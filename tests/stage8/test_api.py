@@ -219,7 +219,7 @@ BAD = [
     ({"temperature": True}, "temperature"),
     ({"top_p": 0}, "top_p"),
     ({"top_p": 1.5}, "top_p"),
-    ({"top_k": 0}, "top_k"),
+    ({"top_k": -2}, "top_k"),
     ({"top_k": 1.5}, "top_k"),
     ({"min_p": 2}, "min_p"),
     ({"max_tokens": 0}, "max_tokens"),
