@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import resource
+from http import HTTPStatus
 from typing import Any
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from minisgl.stage8.errors import bad_request
+from minisgl.stage8.errors import ApiError, bad_request, unavailable
 
 READ_SECONDS = 60.0  # for a whole request, from the connection or from its first byte
 MAX_HEAD = 64 << 10  # bytes of the request line and all headers: uvicorn's setting for h11
@@ -76,17 +77,28 @@ class Connection(H11Protocol):
     def send_400_response(self, msg: str) -> None:
         """What is no HTTP, or has too long a head, is refused in the same form as all else. Unless it is the rest of a
         request that has its answer."""
-        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            self._refuse(bad_request(f"this is not a valid HTTP request, or its head is over {MAX_HEAD} bytes"))
+        else:
             self.transport.close()
-            return
-        error = bad_request(f"this is not a valid HTTP request, or its head is over {MAX_HEAD} bytes")
+
+    def shutdown(self) -> None:
+        """The server ends, and does not wait for the rest of a request."""
+        if self.conn.their_state is h11.SEND_BODY and self.conn.our_state is h11.SEND_RESPONSE:
+            self._refuse(unavailable("the server is shutting down: it takes no new requests"))
+        else:
+            super().shutdown()
+
+    def _refuse(self, error: ApiError) -> None:
         headers = [
             ("content-type", "application/json"),
             ("content-length", str(len(error.body))),
             ("connection", "close"),
+            *(error.headers or {}).items(),
         ]
+        reason = HTTPStatus(error.status).phrase.encode()
         for event in (
-            h11.Response(status_code=400, headers=headers, reason=b"Bad Request"),
+            h11.Response(status_code=error.status, headers=headers, reason=reason),
             h11.Data(error.body),
             h11.EndOfMessage(),
         ):

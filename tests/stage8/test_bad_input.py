@@ -461,6 +461,20 @@ def test_a_client_that_ends_in_the_middle_asks_nothing(app: Live, data: bytes) -
     assert len(app.ring.sent) == before
 
 
+def test_half_a_request_does_not_hold_up_the_end_of_the_server() -> None:
+    with live(FakeRing(answer)) as (url, _):
+        address = httpx.URL(url)
+        connection = socket.create_connection((address.host, address.port), timeout=20)
+        connection.sendall(head(LENGTH, "Expect: 100-continue"))
+        assert b"100 Continue" in connection.recv(1 << 16)  # it waits for the body
+        connection.sendall(BODY[:-3])
+    with connection:
+        start, _, body = connection.recv(1 << 16).partition(b"\r\n\r\n")
+        assert connection.recv(1) == b""
+    assert start.startswith(b"HTTP/1.1 503"), start
+    assert json.loads(body)["error"]["code"] == "unavailable"
+
+
 # Methods and paths
 
 METHODS = ("GET", "POST", "PUT", "DELETE", "PATCH", "HEAD", "OPTIONS", "TRACE", "PROPFIND", "FOO")
