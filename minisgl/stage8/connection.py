@@ -56,6 +56,8 @@ class Connection(H11Protocol):
         self._reading = self.loop.call_later(READ_SECONDS, transport.abort)
 
     def data_received(self, data: bytes) -> None:
+        if self.conn.their_state is h11.MUST_CLOSE:
+            return  # the client has said that nothing would come after its request
         super().data_received(data)
         self._time_reading()
         is_asked = self.cycle is not None and not self.cycle.more_body

@@ -209,6 +209,19 @@ def test_a_client_is_missed_though_it_has_sent_more_than_its_request() -> None:
     assert events == ["http.disconnect"]
 
 
+@pytest.mark.parametrize("more", [b"\r\n", b"GET / HTTP/1.1\r\n\r\n", b"\x00"])
+def test_what_comes_after_the_last_request_costs_no_answer(more: bytes) -> None:
+    """Old clients end a body with a line break that it does not count."""
+
+    async def what(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(HEAD[:-2] + b"Connection: close\r\n\r\nabcd")
+        await asyncio.sleep(0.1)
+        writer.write(more)
+        assert (await reader.read()).endswith(b"\r\n\r\nxx")
+
+    talk(App(wait=0.3), what)
+
+
 def test_no_more_is_taken_before_its_turn_than_a_head_has() -> None:
     async def what(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         size = 64 << 20  # more than the system's buffers hold
