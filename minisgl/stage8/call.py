@@ -126,9 +126,11 @@ def _plain(message: ChatMessage, path: str) -> dict[str, str]:
         content = message.content
     else:
         for index, part in enumerate(message.content):
-            if part.type != "text" or part.text is None:
-                place = f"{path}.content[{index}]"
+            place = f"{path}.content[{index}]"
+            if part.type != "text":
                 raise bad_request(f"{place} must be a text part, not one of type {part.type!r:.80}", place)
+            if part.text is None:
+                raise bad_request(f"{place}.text is missing", f"{place}.text")
         content = "\n".join(part.text or "" for part in message.content)
     # Templates know the system's role; most drop what a "developer" says without a word.
     role = "system" if message.role == "developer" else message.role

@@ -320,6 +320,7 @@ BAD_CHAT = [
     ({"messages": [{"role": "x" * 10**6, "content": "a"}]}, "messages[0].role"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0]"),
     ({"messages": [{"role": "user", "content": [{"type": "y" * 10**6}]}]}, "messages[0].content[0]"),
+    ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
     ({"messages": [{"role": "assistant", "content": "a", "tool_calls": [{}]}]}, "messages[0].tool_calls"),
     ({"max_completion_tokens": -1}, "max_completion_tokens"),
 ]
