@@ -18,6 +18,7 @@ from minisgl.stage8 import control
 from minisgl.stage8.answer import Answer
 from minisgl.stage8.call import Call, chat_call, completion_call
 from minisgl.stage8.errors import FORESEEN, ApiError, as_api_error
+from minisgl.stage8.frontend import QueueFull
 from minisgl.stage8.native_protocol import generate_call
 from minisgl.stage8.openai_protocol import check_model
 from minisgl.stage8.openapi import openapi_document
@@ -25,6 +26,8 @@ from minisgl.stage8.prometheus import CONTENT_TYPE_LATEST, prometheus_text
 from minisgl.stage8.service import Service
 
 MAX_BODY = 16 << 20  # bytes: some million tokens
+MAX_BODIES = 512 << 20  # of all that are being read at once, but for the small ones
+SMALL_BODY = 64 << 10  # what a connection holds in any case
 OPEN_PATHS = ("/health", "/ready")  # for load balancers, which have no key
 ADMIN_PATHS = ("/flush_cache", "/reset_prefix_cache")  # what concerns everybody's requests
 
@@ -50,7 +53,7 @@ def _add_answer_routes(app: FastAPI, service: Service) -> None:
         @app.post(path)
         async def answer(request: Request) -> Response:
             frontend = service.accepting()
-            return Answer(frontend, make_call(await read_body(request), service.names, frontend.new_uid))
+            return Answer(frontend, make_call(await read_body(request, service), service.names, frontend.new_uid))
 
     add("/v1/chat/completions", chat_call)
     add("/v1/completions", completion_call)
@@ -71,11 +74,11 @@ def _add_model_routes(app: FastAPI, service: Service) -> None:
 def _add_control_routes(app: FastAPI, service: Service) -> None:
     @app.post("/tokenize")
     async def tokenize(request: Request) -> Response:
-        return _json(await control.tokenize(await read_body(request), service))
+        return _json(await control.tokenize(await read_body(request, service), service))
 
     @app.post("/detokenize")
     async def detokenize(request: Request) -> Response:
-        return _json(await control.detokenize(await read_body(request), service))
+        return _json(await control.detokenize(await read_body(request, service), service))
 
     @app.post("/flush_cache")
     @app.post("/reset_prefix_cache")
@@ -109,17 +112,24 @@ def _add_state_routes(app: FastAPI, service: Service) -> None:
         return _json(openapi_document(__version__))
 
 
-async def read_body(request: Request) -> bytes:
-    """Raises ApiError 413 as soon as the body is known to be too long, which a header can tell."""
+async def read_body(request: Request, service: Service) -> bytes:
+    """Raises ApiError 413 as soon as the body is known to be too long, which a header can tell; QueueFull when all
+    bodies together are."""
     too_long = ApiError(413, f"the body is over the limit of {MAX_BODY} bytes: send less in one request")
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > MAX_BODY:
         raise too_long
     body = bytearray()
-    async for piece in request.stream():
-        body += piece
-        if len(body) > MAX_BODY:
-            raise too_long
+    try:
+        async for piece in request.stream():
+            body += piece
+            service.body_bytes += len(piece)
+            if len(body) > MAX_BODY:
+                raise too_long
+            if len(body) > SMALL_BODY and service.body_bytes > MAX_BODIES:
+                raise QueueFull(f"over {MAX_BODIES} bytes of requests are being read: try again later")
+    finally:
+        service.body_bytes -= len(body)
     return bytes(body)
 
 

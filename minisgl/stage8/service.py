@@ -30,6 +30,7 @@ class Service:
     status: Literal["starting", "ready", "draining", "failed"] = "starting"
     problem: str | None = None  # why the engine is gone
     silence: str | None = None  # which process does not answer, which may pass
+    body_bytes: int = 0  # of the bodies that are being read
     created: int = field(default_factory=lambda: int(time.time()))
 
     def accepting(self) -> Frontend:

@@ -16,6 +16,7 @@ import pytest
 from fake_ring import FakeRing
 from live_app import answer, live
 
+from minisgl.stage8 import api
 from minisgl.stage8.api import MAX_BODY
 from minisgl.stage8.errors import MAX_MESSAGE
 from minisgl.stage8.messages import Tokenize
@@ -359,6 +360,26 @@ def test_bodies_over_the_limit(app: Live) -> None:
     check_refused(app.http.post(TEXT, content=pieces), status=413)
     largest = json.dumps(GOOD[TEXT]).encode().ljust(MAX_BODY)
     assert app.http.post(TEXT, content=largest).status_code == 200
+
+
+def test_large_bodies_at_once_are_bounded_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many connections each send one: it is kept until it is whole."""
+    monkeypatch.setattr(api, "MAX_BODIES", 1 << 20)
+    large = json.dumps(GOOD[TEXT]).encode().ljust(600_000)
+    with live(FakeRing(answer)) as (url, service), httpx.Client(base_url=url, timeout=20) as http:
+        address = httpx.URL(url)
+        with socket.create_connection((address.host, address.port), timeout=20) as connection:
+            connection.sendall(head(f"Content-Length: {len(large)}") + large[:-1])
+            while service.body_bytes < len(large) - 1:
+                assert http.get("/health").status_code == 200
+            refused = http.post(TEXT, content=large)
+            check_refused(refused, status=429)
+            assert refused.headers["retry-after"] == "1"
+            assert http.post(TEXT, content=BODY.ljust(api.SMALL_BODY)).status_code == 200
+            connection.sendall(large[-1:])
+            assert connection.recv(1 << 16).startswith(b"HTTP/1.1 200 OK")
+        assert service.body_bytes == 0
+        assert http.post(TEXT, content=large).status_code == 200
 
 
 # Bytes on the wire
