@@ -10,6 +10,7 @@ import argparse
 import asyncio
 import contextlib
 import dataclasses
+import errno
 import logging
 import socket
 import sys
@@ -67,14 +68,17 @@ def _main(config: ServerConfig, args: argparse.Namespace) -> int:
     except OSError as error:
         remedy = "choose another with --host or --port (0 takes a free one)"
         print(f"error: cannot listen on {config.host}:{config.port} ({error.strerror}): {remedy}", file=sys.stderr)
-        return 1
+        return 1 if error.errno == errno.EADDRINUSE else 2
     with listener:
         return serve(config, listener)
 
 
 def listen(host: str, port: int) -> socket.socket:
     """Raises OSError."""
-    family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+    except UnicodeError as error:  # a name that can be none
+        raise OSError(errno.EINVAL, str(error)) from None
     return socket.create_server((host, port), family=family, backlog=BACKLOG)
 
 

@@ -103,6 +103,8 @@ def test_a_taken_port_is_found_before_anything_is_loaded(tmp_path: Path) -> None
         (["--model", "/nowhere/at/all"], "/nowhere/at/all"),
         (["--max-seq-len", "9000"], "9000"),
         (["--port", "70000"], "70000"),
+        (["--host", "203.0.113.1"], "203.0.113.1"),  # reserved: no machine's own
+        (["--host", "no..name"], "no..name"),
         (["--tp", "0"], "--tp"),
         (["--temperature", "nan"], "temperature"),
         (["--no-such-flag"], "--no-such-flag"),
