@@ -14,6 +14,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from minisgl import __version__
+from minisgl.core.garbage import unsearched
 from minisgl.stage8 import control
 from minisgl.stage8.answer import Answer
 from minisgl.stage8.call import Call, chat_call, completion_call
@@ -53,7 +54,10 @@ def _add_answer_routes(app: FastAPI, service: Service) -> None:
         @app.post(path)
         async def answer(request: Request) -> Response:
             frontend = service.accepting()
-            return Answer(frontend, make_call(await read_body(request, service), service.names, frontend.new_uid))
+            body = await read_body(request, service)
+            with unsearched():
+                call = make_call(body, service.names, frontend.new_uid)
+            return Answer(frontend, call)
 
     add("/v1/chat/completions", chat_call)
     add("/v1/completions", completion_call)

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from minisgl.core.garbage import unsearched
 from minisgl.stage8.ask import RequestRefused
 from minisgl.stage8.call import MAX_TOKEN_ID
 from minisgl.stage8.errors import ApiError, bad_request
@@ -34,7 +35,8 @@ class DecodeBody(msgspec.Struct, frozen=True):
 async def tokenize(data: bytes, service: Service) -> dict[str, Any]:
     """The body of /tokenize, answered. Raises ApiError, and what `Frontend.once` raises."""
     frontend = service.accepting()
-    body = decode_body(data, EncodeBody)
+    with unsearched():
+        body = decode_body(data, EncodeBody)
     check_model(body.model, service.names)
     _check_length(len(body.prompt), "prompt", "characters")
     special = body.add_special_tokens is not False
@@ -45,7 +47,8 @@ async def tokenize(data: bytes, service: Service) -> dict[str, Any]:
 async def detokenize(data: bytes, service: Service) -> dict[str, Any]:
     """The body of /detokenize, answered, under vLLM's name for the text and under SGLang's. Raises as `tokenize`."""
     frontend = service.accepting()
-    body = decode_body(data, DecodeBody)
+    with unsearched():
+        body = decode_body(data, DecodeBody)
     check_model(body.model, service.names)
     _check_length(len(body.tokens), "tokens", "ids")
     for token_id in body.tokens:
