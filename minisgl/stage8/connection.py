@@ -7,6 +7,7 @@ would keep a descriptor for ever, and in the latter case the place of a request 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import resource
 from http import HTTPStatus
 from typing import Any
@@ -26,13 +27,13 @@ OTHER_FILES = 256  # pipes, sockets to the other processes, modules that are loa
 def allow_connections() -> int:
     """How many may be open, once this process may open as many files as the system lets it. At first that are often
     1,024, fewer than requests may be open."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_FILES)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-        soft = wanted
-    most = MAX_FILES if soft == resource.RLIM_INFINITY else soft
-    return max(1, most - OTHER_FILES)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft, hard = (MAX_FILES if limit == resource.RLIM_INFINITY else min(limit, MAX_FILES) for limit in limits)
+    if soft < hard:
+        with contextlib.suppress(ValueError, OSError):  # macOS has a limit below the one it tells
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, limits[1]))
+            soft = hard
+    return max(1, soft - OTHER_FILES)
 
 
 class Connection(H11Protocol):

@@ -100,6 +100,17 @@ def test_as_many_connections_as_the_system_allows() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+def test_what_the_system_refuses_is_not_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    """macOS says that there is no limit, and has one."""
+
+    def refuse(kind: int, limits: tuple[int, int]) -> None:
+        raise ValueError("current limit exceeds maximum limit")
+
+    monkeypatch.setattr(resource, "setrlimit", refuse)
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (1000, resource.RLIM_INFINITY))
+    assert connection.allow_connections() == 1000 - connection.OTHER_FILES
+
+
 @pytest.mark.parametrize("data", [b"", HEAD[:20], HEAD, HEAD + b"abc"])
 def test_a_request_that_never_ends_is_not_waited_for(data: bytes) -> None:
     async def what(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
