@@ -55,9 +55,6 @@ def fuse(model: CausalLM, attention: AttentionBackend, device: torch.device) -> 
             _replace(module, "product", partial(_product, module, _no_bias(module.weight)))
         elif isinstance(module, DecoderLayer) and _is_plain(module):
             _replace(module, "forward", partial(_layer, module))
-        elif isinstance(module, MoELayer) and type(module.experts.gate) is SiluAndMul:
-            _replace(module, "forward", partial(_experts, module))
-            module.waits_for_host = False
         elif isinstance(module, VocabParallelEmbedding) and _is_ours(type(module).forward):
             _replace(module, "forward", partial(_embed, module))
     for layer in _summed_by_a_norm(model):
@@ -149,15 +146,6 @@ def _layer(
         return mlp(x), residual
     gated, residual = norm_gemv(x, residual, norm.weight, norm.eps, mlp.gate_up_proj.weight, silu=True)
     return mlp.down_proj(gated), residual
-
-
-def _experts(layer: MoELayer, x: Tensor) -> Tensor:
-    """As `MoELayer.forward`."""
-    from minisgl.kernel.triton_moe import route, run_experts
-
-    weights, expert_ids = route(layer.gate(x), layer.top_k, layer.norm_topk_prob)
-    experts = layer.experts
-    return layer.comm.all_reduce(run_experts(x, experts.gate_up_proj, experts.down_proj, weights, expert_ids))
 
 
 def _no_bias(weight: Tensor) -> Tensor | None:

@@ -7,12 +7,7 @@ from typing import ClassVar
 
 from minisgl.core.config import Config, option
 
-ATTENTION_KERNELS = (
-    "triton",
-    "fi",
-    "fa",
-    "trtllm",
-)  # attention/choose.py has them; it is not asked, since it loads torch
+ATTENTION_KERNELS = ("triton", "fi", "fa", "trtllm")  # attention/choose.py has them; asking it would load torch
 
 
 @dataclass(frozen=True)
@@ -27,6 +22,9 @@ class EngineConfig(Config):
         "auto",
         "attention: auto, torch, triton, fi (FlashInfer), fa (FlashAttention), trtllm, or two as PREFILL,DECODE",
         metavar="NAME",
+    )
+    moe_backend: str = option(
+        "auto", "experts: torch (a loop) or triton (kernels for a whole layer, on GPUs)", ("auto", "triton", "torch")
     )
     disable_fusion: bool = option(False, "on a GPU: run each layer's own torch code, not the fused kernels")
 

@@ -25,6 +25,7 @@ from minisgl.layers.shard import RankHeads
 from minisgl.models.config import ModelConfig
 from minisgl.models.fuse import fuse
 from minisgl.models.load import load_model
+from minisgl.moe.choose import choose_experts
 from minisgl.sampling.args import BatchSamplingArgs
 from minisgl.sampling.logprobs import LogprobArgs, LogprobsOnHost, PromptTokens
 from minisgl.sampling.sampler import Sampler
@@ -62,6 +63,8 @@ class Engine:
             self.attention = create_attention(config.attn, *shape)
             if not config.disable_fusion:
                 fuse(self.model, self.attention, self.device)
+            plain = config.disable_fusion and config.moe_backend == "auto"
+            choose_experts(self.model, "torch" if plain else config.moe_backend, self.device)
             self.pool = self._make_pool(free_before)
         with _step("page table"):
             rows = config.max_running_requests

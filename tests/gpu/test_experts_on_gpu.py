@@ -62,15 +62,24 @@ def test_logits(chooses: Path, takes_all: Path, dtype: str) -> None:
 
 
 def test_graphs_are_recorded_unless_the_loop_runs(chooses: Path) -> None:
-    fused, plain = make_engine(chooses), make_engine(chooses, disable_fusion=True)
-    assert not waits_for_host(fused.model)
-    assert fused.graphs is not None
-    assert waits_for_host(plain.model)
-    assert plain.graphs is None
+    for options in ({}, {"disable_fusion": True, "moe_backend": "triton"}):
+        fused = make_engine(chooses, **options)
+        assert not waits_for_host(fused.model)
+        assert fused.graphs is not None
+    for options in ({"disable_fusion": True}, {"moe_backend": "torch"}):
+        plain = make_engine(chooses, **options)
+        assert waits_for_host(plain.model)
+        assert plain.graphs is None
 
 
 def test_tokens_are_those_of_the_cpu(chooses: Path) -> None:
-    variants: list[dict[str, Any]] = [{"device": "cpu"}, {}, {"cuda_graph_max_bs": 0}, {"disable_fusion": True}]
+    variants: list[dict[str, Any]] = [
+        {"device": "cpu"},
+        {},
+        {"cuda_graph_max_bs": 0},
+        {"disable_fusion": True},
+        {"moe_backend": "torch"},
+    ]
     found = []
     for variant in variants:
         with LLM(str(chooses), **{**OPTIONS, "dtype": "float32", **variant}) as llm:
