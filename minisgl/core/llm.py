@@ -136,8 +136,7 @@ class BaseLLM(ABC):
 
     def _exclusive(self, requests: list[Request]) -> Generator[TokenOutput, None, None]:
         """`_run`, but only one at a time."""
-        if self._closed:
-            raise RuntimeError("this LLM is closed")
+        self._check_open()
         if self._open is not None:
             raise RuntimeError("a generate or stream of this LLM is still open: finish or close it first")
         self._open = self._run(requests)
@@ -165,9 +164,15 @@ class BaseLLM(ABC):
         )
 
     def _requests(self, prompts: Prompts, sampling_params: Params) -> list[Request]:
+        self._check_open()
         checked = [self._check(prompt, params) for prompt, params in pairs(prompts, sampling_params)]
         first, self._next_uid = self._next_uid, self._next_uid + len(checked)
         return [Request(first + i, ids, self._with_seed(params)) for i, (ids, params) in enumerate(checked)]
+
+    def _check_open(self) -> None:
+        """Raises RuntimeError when what `_start` has made is gone."""
+        if self._closed:
+            raise RuntimeError("this LLM is closed: make a new one")
 
     def _check(self, prompt: str | Sequence[int], params: SamplingParams) -> tuple[list[int], SamplingParams]:
         if params.logprobs is not None and not self.gives_logprobs:

@@ -102,6 +102,17 @@ def test_closing_a_stream_frees_all_and_another_may_follow(folder: Path, stage: 
         assert len(llm.generate([prompt()], SamplingParams(max_tokens=3, ignore_eos=True))[0].token_ids) == 3
 
 
+@pytest.mark.parametrize("stage", range(1, 8))
+def test_a_closed_llm_says_so(folder: Path, stage: int) -> None:
+    """What it made is gone, and that is not what its caller should be told."""
+    few = SamplingParams(max_tokens=3)
+    with importlib.import_module(f"minisgl.stage{stage}.llm").LLM(str(folder), dtype="float32") as llm:
+        early = llm.stream([[1]], few)
+    for late in (lambda: llm.generate([[1]], few), lambda: llm.stream([[1]], few), lambda: next(early)):
+        with pytest.raises(RuntimeError, match="this LLM is closed"):
+            late()
+
+
 @pytest.mark.parametrize("stage", [1, 3, 5])
 @pytest.mark.parametrize(
     ("prompts", "params", "words"),
