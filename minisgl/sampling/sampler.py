@@ -36,7 +36,8 @@ class Sampler:
         """For the step that will compute reqs: call it before their lengths advance (`complete_one`). A chunk's row
         is greedy, its token is thrown away. Raises ValueError if a row that draws has no seed.
 
-        eos_ids: what min_tokens keeps away. token_pool: see `adjustments`.
+        eos_ids: what min_tokens keeps away; some configurations name tokens that the model does not have. token_pool:
+        see `adjustments`.
         """
         greedy = [req.sampling_params.is_greedy or isinstance(req, ChunkedReq) for req in reqs]
         plain = all(req.is_plain for req in reqs)
@@ -46,7 +47,8 @@ class Sampler:
         apart = None
         if rows:
             own = [reqs[row] for row in rows]
-            adjust = adjustments(own, eos_ids, token_pool, self.device)
+            ends = frozenset(token_id for token_id in eos_ids if token_id < self.vocab_size)
+            adjust = adjustments(own, ends, token_pool, self.device)
             args = self._draws(own, [greedy[row] for row in rows])
             apart = RowsApart(self._tensor(rows, torch.int64), adjust, args)
             for row in rows:

@@ -99,6 +99,16 @@ def test_min_tokens_is_transformers(output_len: int) -> None:
     assert torch.equal(adjusted(logits, [request]), processor(request.input_ids[None].long(), logits.clone()))
 
 
+def test_an_end_that_the_model_does_not_have_changes_nothing() -> None:
+    """Tokenizers and generation_config.json may name tokens for which there is no row of the embedding."""
+    logits = torch.randn(2, VOCAB)
+    reqs = [req([1, 2], [4], row, min_tokens=2) for row in range(2)]
+    apart = Sampler(VOCAB, CPU).prepare(reqs, EOS | {VOCAB, VOCAB + 700}).apart
+    assert apart is not None
+    assert apart.adjust is not None
+    assert torch.equal(apart.adjust.apply(logits), adjusted(logits, reqs))
+
+
 def test_logit_bias_is_transformers() -> None:
     logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(3))
     bias = {4: 7.5, 39: -100.0}
