@@ -26,6 +26,7 @@ from minisgl.core.batch import Batch
 from minisgl.core.context import Context
 from minisgl.core.req import Req
 from minisgl.core.sampling_params import SamplingParams
+from minisgl.kernel.device import zeros
 from minisgl.stage3.page_pool import KVCachePool
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -156,6 +157,28 @@ def test_a_row_without_a_token_is_0(splits: int) -> None:
     both = decode(q, cache, cache, pages, lengths, torch.arange(2, device=DEVICE).int(), 8, splits)
     one = decode(q[:1], cache, cache, pages, lengths, torch.zeros(1, device=DEVICE).int(), 8, splits)
     torch.testing.assert_close(both, torch.cat((one, torch.zeros_like(one))))
+
+
+@pytest.mark.parametrize("size", [4, 64])
+@pytest.mark.parametrize("kind", ["decode", "extend"])
+def test_a_pool_of_more_elements_than_int32_counts(kind: str, size: int) -> None:
+    """A layer's K of a large GPU. An offset that wrapped around would find zeros, in the half before the pool."""
+    from minisgl.attention.triton_kernels import decode, extend
+
+    pool = zeros((2**32 + size * 2 * 16,), torch.float16, DEVICE)[2**31 :].view(-1, 2, 16)
+    page = 2**31 // (size * 2 * 16)
+    own = pool[page * size : page * size + size]
+    own.copy_(torch.randn(size, 2, 16))
+    q = torch.randn(1, 4, 16, device=DEVICE).half()
+    lengths, none = torch.tensor([size], device=DEVICE).int(), torch.zeros(1, device=DEVICE).int()
+
+    def attend(cache: Tensor, pages: Tensor) -> Tensor:
+        if kind == "decode":
+            return decode(q, cache, cache, pages, lengths, none, size, 1)
+        starts, tiles = torch.tensor([0, 1], device=DEVICE).int(), torch.zeros(1, 2, device=DEVICE).int()
+        return extend(q, cache, cache, pages, lengths, starts, tiles, size)
+
+    assert torch.equal(attend(pool, none[None] + page), attend(own.clone(), none[None]))
 
 
 @pytest.mark.parametrize(("name", "dtype"), CASES)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from minisgl.kernel import jit, rows
+from minisgl.kernel.device import zeros
 
 ON_GPU = torch.cuda.is_available()
 if not ON_GPU and "TRITON_INTERPRET" not in os.environ:
@@ -64,6 +65,16 @@ def test_store(form: Any, heads: int, dim: int, dtype: torch.dtype, index: torch
         rows.store_rows(k, v, expected[0], expected[1], out_loc.long())
         form.store_rows(k, v, cache[0], cache[1], out_loc)
         assert torch.equal(cache, expected), f"{tokens} tokens"
+
+
+def test_slots_of_a_pool_of_more_elements_than_int32_counts(form: Any) -> None:
+    """An offset that wrapped around would write to the half before the pool."""
+    pool, row = (
+        zeros((2**32 + 32,), torch.float16, DEVICE)[2**31 :].view(-1, 1, 16),
+        random(1, 1, 16, dtype=torch.float16),
+    )
+    form.store_rows(row, row, pool, pool[1:], torch.tensor([2**31 // 16], dtype=torch.int32, device=DEVICE))
+    assert torch.equal(pool[-2:], torch.cat((row, row)))
 
 
 @pytest.mark.parametrize(

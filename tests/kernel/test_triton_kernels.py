@@ -13,6 +13,7 @@ if not torch.cuda.is_available() and "TRITON_INTERPRET" not in os.environ:
     pytest.skip("needs a GPU, or TRITON_INTERPRET=1 (and NumPy below 2.4)", allow_module_level=True)
 
 from minisgl.core.sampling_params import SamplingParams
+from minisgl.kernel.device import zeros
 from minisgl.kernel.triton_linear import gemv, norm_gemv
 from minisgl.kernel.triton_norm import add_rms_norm, rms_norm, silu_and_mul
 from minisgl.kernel.triton_rope import norm_rope_store
@@ -135,6 +136,19 @@ def test_norm_rope_store(q_heads: int, kv_heads: int, head_dim: int, normed: boo
     assert_near(out, rotation.apply(q))
     assert_near(k_cache, expected_k)
     assert torch.equal(v_cache, expected_v)
+
+
+def test_slots_of_a_pool_of_more_elements_than_int32_counts() -> None:
+    """An offset that wrapped around would write to the half before the pool."""
+    pool = zeros((2**32 + 128,), torch.float16, DEVICE)[2**31 :].view(-1, 1, 16)
+    table, positions = random(1, 16, dtype=torch.float16), torch.zeros(1, dtype=torch.int64, device=DEVICE)
+    heads, far = random(1, 3, 16, dtype=torch.float16), 2**31 // 16
+    near = torch.zeros(2, 1, 16, dtype=torch.float16, device=DEVICE)
+    for cache, slot in ((pool, far), (near, 0)):
+        out_loc = torch.tensor([slot], dtype=torch.int32, device=DEVICE)
+        norm_rope_store(heads, 1, None, 0.0, table, positions, cache, cache[1:], out_loc)
+    assert near.any(dim=2).all(), "K, and V after it"
+    assert torch.equal(pool[far : far + 2], near)
 
 
 class TestSampling:
