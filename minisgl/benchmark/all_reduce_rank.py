@@ -49,7 +49,7 @@ def ways(comm: DistributedCommunicator) -> dict[str, Sum]:
     if comm.device.type != "cuda":
         return {"gloo": comm.sum}
     forms: dict[str, Sum] = {"nccl": comm.sum, "pynccl": NcclCalls(comm).all_reduce}
-    missing = why_not(comm.rank, comm.size)
+    missing = why_not(comm.size)
     if missing is not None:
         print(f"no symmetric memory: {missing}", file=sys.stderr)
         return forms

@@ -24,16 +24,16 @@ def make_communicator(
     name: str, rank: int, size: int, device: torch.device, rendezvous: Path
 ) -> DistributedCommunicator:
     """name: one of `config.COMMUNICATORS`. Raises ValueError when that one cannot be here."""
-    kind = communicator_class(name, rank, size, device)
+    kind = communicator_class(name, size, device)
     log.info("communication of %d ranks: %s", size, "gloo" if device.type == "cpu" else kind.__name__)
     return kind(rank, size, device, rendezvous)
 
 
-def communicator_class(name: str, rank: int, size: int, device: torch.device) -> type[DistributedCommunicator]:
+def communicator_class(name: str, size: int, device: torch.device) -> type[DistributedCommunicator]:
     if device.type != "cuda":
         return DistributedCommunicator
     if name in ("auto", "symm"):
-        missing = why_not(rank, size)
+        missing = why_not(size)
         if missing is None:
             return SymmetricCommunicator
         if name == "symm":

@@ -13,6 +13,8 @@ is written to where its terms were.
 
 from __future__ import annotations
 
+from itertools import permutations
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -91,13 +93,17 @@ def takes(x: Tensor) -> bool:
     return x.nbytes % _ALIGNMENT == 0 and x.storage_offset() * x.itemsize % _ALIGNMENT == 0
 
 
-def why_not(rank: int, size: int) -> str | None:
-    """What this machine lacks for symmetric memory between its first `size` GPUs; None: nothing."""
+def why_not(size: int) -> str | None:
+    """What this machine lacks for symmetric memory between its first `size` GPUs; None: nothing. It looks at all of
+    them: were the answer not the same on every rank, some would wait for ever for the others to come."""
     if size not in ONE_SHOT_MOST:
         return f"it is made for {', '.join(map(str, ONE_SHOT_MOST))} ranks, not for {size}"
     if not hasattr(torch.ops.symm_mem, "two_shot_all_reduce_out"):
         return f"torch {torch.__version__} does not have it"
-    if not triton_runs(torch.device("cuda", rank)):
-        return f"Triton does not run on GPU {rank}"
-    apart = [other for other in range(size) if other != rank and not torch.cuda.can_device_access_peer(rank, other)]
-    return f"GPU {rank} cannot read the memory of GPU {apart[0]}" if apart else None
+    for gpu in range(size):
+        if not triton_runs(torch.device("cuda", gpu)):
+            return f"Triton does not run on GPU {gpu}"
+    for gpu, other in permutations(range(size), 2):
+        if not torch.cuda.can_device_access_peer(gpu, other):
+            return f"GPU {gpu} cannot read the memory of GPU {other}"
+    return None

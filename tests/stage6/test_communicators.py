@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from tiny_model import make_tiny_model
 
 from minisgl.core.config import make_config
 from minisgl.models.config import ModelConfig
-from minisgl.stage6 import communicators_by_name
+from minisgl.stage6 import communicators_by_name, communicators_symm
 from minisgl.stage6.communicators import DistributedCommunicator, check_balance
 from minisgl.stage6.communicators_by_name import communicator_class
 from minisgl.stage6.communicators_nccl import Nccl, NcclCommunicator, UniqueId, WindowCommunicator, nccl_path
@@ -62,19 +63,33 @@ def test_ways_of_gpus_are_refused_on_a_cpu(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("missing", [None, "no NVLink"])
 def test_what_a_name_means(monkeypatch: pytest.MonkeyPatch, missing: str | None) -> None:
-    monkeypatch.setattr(communicators_by_name, "why_not", lambda rank, size: missing)
-    assert communicator_class("auto", 0, 2, CPU) is DistributedCommunicator
-    assert communicator_class("nccl", 0, 2, GPU) is DistributedCommunicator
-    assert communicator_class("pynccl", 0, 2, GPU) is NcclCommunicator
+    monkeypatch.setattr(communicators_by_name, "why_not", lambda size: missing)
+    assert communicator_class("auto", 2, CPU) is DistributedCommunicator
+    assert communicator_class("nccl", 2, GPU) is DistributedCommunicator
+    assert communicator_class("pynccl", 2, GPU) is NcclCommunicator
     monkeypatch.setattr(communicators_by_name, "why_no_windows", lambda: missing)
     if missing is None:
-        assert communicator_class("pynccl-window", 0, 2, GPU) is WindowCommunicator
-        assert communicator_class("auto", 0, 2, GPU) is communicator_class("symm", 0, 2, GPU) is SymmetricCommunicator
+        assert communicator_class("pynccl-window", 2, GPU) is WindowCommunicator
+        assert communicator_class("auto", 2, GPU) is communicator_class("symm", 2, GPU) is SymmetricCommunicator
         return
-    assert communicator_class("auto", 0, 2, GPU) is DistributedCommunicator
+    assert communicator_class("auto", 2, GPU) is DistributedCommunicator
     for name in ("symm", "pynccl-window"):
         with pytest.raises(ValueError, match=f"--comm {name} cannot be used here: no NVLink: use --comm auto"):
-            communicator_class(name, 0, 2, GPU)
+            communicator_class(name, 2, GPU)
+
+
+def test_ranks_agree_on_symmetric_memory_where_some_gpus_cannot_read_each_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """GPU 1 reads both others, GPUs 0 and 2 not each other: whoever made a buffer would wait for those who did not."""
+    apart: set[int] = set()
+    monkeypatch.setattr(torch.ops, "symm_mem", SimpleNamespace(two_shot_all_reduce_out=None))  # not all torches have it
+    monkeypatch.setattr(communicators_symm, "triton_runs", lambda device: True)
+    monkeypatch.setattr(communicators_symm, "ONE_SHOT_MOST", {3: 1})
+    monkeypatch.setattr("torch.cuda.can_device_access_peer", lambda gpu, other: {gpu, other} != apart)
+    assert communicators_symm.why_not(3) is None
+    apart = {0, 2}
+    assert communicators_symm.why_not(3) == "GPU 0 cannot read the memory of GPU 2"
 
 
 def test_who_adds_up_what() -> None:
