@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager
+from dataclasses import FrozenInstanceError
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,17 @@ def test_closing_a_stream_frees_all_and_another_may_follow(folder: Path, stage: 
         assert len(llm.generate([prompt()], SamplingParams(max_tokens=3, ignore_eos=True))[0].token_ids) == 3
 
 
+def test_the_callers_parameters_stay_as_they_are(folder: Path) -> None:
+    """One object for two requests, each of which is given a seed of its own."""
+    shared = SamplingParams(temperature=1.0, max_tokens=20, ignore_eos=True)
+    with importlib.import_module("minisgl.stage5.llm").LLM(str(folder), dtype="float32") as llm:
+        first, second = llm.generate([prompt(), prompt()], shared)
+    assert first.token_ids != second.token_ids
+    assert shared == SamplingParams(temperature=1.0, max_tokens=20, ignore_eos=True)
+    with pytest.raises(FrozenInstanceError):
+        shared.seed = 3  # type: ignore[misc]
+
+
 @pytest.mark.parametrize("stage", range(1, 8))
 def test_a_closed_llm_says_so(folder: Path, stage: int) -> None:
     """What it made is gone, and that is not what its caller should be told."""
@@ -120,6 +132,7 @@ def test_a_closed_llm_says_so(folder: Path, stage: int) -> None:
         ([[]], {}, "empty"),
         ([""], {}, "empty"),
         ([[5, 999999]], {}, "token id 999999"),
+        ([[5, -1]], {}, "token id -1"),
         ([[True]], {}, "token id True"),
         ([[1] * 600], {"max_tokens": 1}, "over the limit of 512 .*: shorten the prompt$"),
         ([[1] * 10], {"max_tokens": 503}, "over the limit of 512 .*: shorten the prompt or lower max_tokens$"),

@@ -51,6 +51,20 @@ def test_waits_for_pages_and_never_for_ever() -> None:
     assert tokens == {uid: plain_loop([uid + 1] * 40, 20)[0] for uid in (0, 1)}
 
 
+@pytest.mark.parametrize("lost", [True, False])
+def test_the_integrity_check_finds_rows_that_are_lost_or_given_twice(lost: bool) -> None:
+    scheduler, _ = make(num_pages=4, page_size=16, rows=4, budget=100)
+    scheduler.add(0, [1] * 20, SamplingParams(max_tokens=20))
+    scheduler.schedule()
+    scheduler.check_integrity()
+    if lost:
+        scheduler.tables.allocate()
+    else:
+        scheduler.tables.free(0)
+    with pytest.raises(AssertionError, match=rf"1 rows held and {2 if lost else 4} free, of 4"):
+        scheduler.check_integrity()
+
+
 def test_steps_to_drain_against_a_static_batch() -> None:
     """What stage 5 buys: a row is filled again as soon as it is free. 8 requests, 2 rows, answers of 2 and 12."""
     scheduler, engine = make(num_pages=64, page_size=4, rows=2, budget=100, cache="naive")

@@ -16,6 +16,7 @@ from minisgl.core.sampling_params import SamplingParams
 from minisgl.core.trace import Tracer
 from minisgl.models.config import ModelConfig
 from minisgl.stage5.scheduler import Scheduler
+from minisgl.stage6.communicators import DistributedCommunicator
 from minisgl.stage6.config import ParallelConfig
 from minisgl.stage6.engine import RankEngine, check_parallel
 from minisgl.stage6.inbox import LocalInbox
@@ -50,8 +51,8 @@ class ListeningEngine(RankEngine):
         return logits
 
 
-def make_engine(folder: Path, comm: Communicator) -> ListeningEngine:
-    options = {"dtype": "float32", "num_pages": 64, "page_size": 4, "tp": comm.size, "max_running_requests": 4}
+def make_engine(folder: Path, comm: Communicator, num_pages: int | None = 64) -> ListeningEngine:
+    options = {"dtype": "float32", "num_pages": num_pages, "page_size": 4, "tp": comm.size, "max_running_requests": 4}
     config = make_config(ParallelConfig, options)
     return ListeningEngine(comm, config, folder, ModelConfig.from_folder(folder), 256, comm.rank)
 
@@ -111,6 +112,23 @@ def test_shares_sum_to_the_whole(tiny_folder: Path, run_ranks: Any, size: int) -
     assert sum(kv for _, (_, kv) in ranks) == whole_kv
     kv = [kv for _, (_, kv) in ranks]
     assert kv == ([whole_kv * 2 // 3, whole_kv // 3] if size == 2 else [whole_kv // 3] * 3)
+
+
+def test_hazard_12_all_ranks_have_as_many_pages_as_the_one_with_least_room(
+    tiny_folder: Path, run_ranks: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 3 KV heads rank 0 has 2: its pages take twice the memory of rank 1's."""
+    monkeypatch.setattr("minisgl.stage3.engine.pool_terms", lambda *_: (1.0, 100 * 1024, 0))
+    pages = run_ranks(2, lambda comm: make_engine(tiny_folder, comm, num_pages=None).pool.num_pages)
+    assert pages == [99, 99], "100 of 1 KiB on rank 0, less the dummy page"
+
+
+def test_hazard_12_memory_is_counted_from_the_rank_that_has_least() -> None:
+    comm = object.__new__(DistributedCommunicator)
+    comm.extremes = lambda free: (5, 9)  # type: ignore[method-assign]
+    engine = object.__new__(RankEngine)
+    engine.comm, engine.device, engine._rendezvous = comm, torch.device("cpu"), Path("there")
+    assert engine.free_memory() == 5
 
 
 @pytest.mark.parametrize(("size", "words"), [(4, "3 KV heads"), (18, "9 attention heads")])
