@@ -8,8 +8,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from minisgl.core.config import Config
+from minisgl.core.context import Context
+from minisgl.core.sampling_params import SamplingParams
+from minisgl.models.config import ModelConfig
 
 ROOT = Path(__file__).resolve().parents[1] / "minisgl"
 LIBRARY = ("models", "layers", "attention", "moe", "kernel", "sampling")
@@ -112,3 +118,21 @@ def test_nothing_unsafe_reads_what_comes_from_outside() -> None:
     for path in modules("."):
         found = unsafe.search(path.read_text())
         assert not found, f"{path.relative_to(ROOT)}: {found and found[0]!r}"
+
+
+def test_a_setting_is_a_flag() -> None:
+    """The environment is handed on to children, and asked for nothing but where caches and tools are."""
+    allowed = {"MINISGL_MINE", "XDG_CACHE_HOME", "CUDA_HOME", "PYTHONPATH"}
+    for path in modules("."):
+        name, text = path.relative_to(ROOT).as_posix(), path.read_text()
+        if name.startswith("learn/"):
+            continue
+        asked = set(re.findall(r"""(?:environ(?:\.get\(|\[)|getenv\()["'](\w+)|["'](\w+)["'] in os\.environ""", text))
+        names = {one or other for one, other in asked}
+        assert names <= allowed, f"{name} has a hidden switch: {names - allowed}"
+        assert not re.search(r"(environ(\.get\(|\[)|getenv\()[^\"'\s]", text), f"{name} asks for a name that is made"
+
+
+@pytest.mark.parametrize("owner", [SamplingParams, Context, ModelConfig, Config])
+def test_what_is_handed_around_does_not_change(owner: Any) -> None:
+    assert owner.__dataclass_params__.frozen

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
+import weakref
 from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import FrozenInstanceError
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +115,16 @@ def test_the_callers_parameters_stay_as_they_are(folder: Path) -> None:
     assert shared == SamplingParams(temperature=1.0, max_tokens=20, ignore_eos=True)
     with pytest.raises(FrozenInstanceError):
         shared.seed = 3  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("stage", [3, 5, 7])
+def test_close_gives_the_memory_back_while_a_variable_names_the_llm(folder: Path, stage: int) -> None:
+    with importlib.import_module(f"minisgl.stage{stage}.llm").LLM(str(folder), dtype="float32") as llm:
+        llm.generate([[1]], SamplingParams(max_tokens=2))
+        engine = {3: "engine", 5: "scheduler.engine", 7: "ranks.scheduler.engine"}[stage]
+        pool = weakref.ref(attrgetter(f"{engine}.pool")(llm))
+    gc.collect()
+    assert pool() is None, f"{llm} keeps it"
 
 
 @pytest.mark.parametrize("stage", range(1, 8))

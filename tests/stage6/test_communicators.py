@@ -14,7 +14,7 @@ from tiny_model import make_tiny_model
 from minisgl.core.config import make_config
 from minisgl.models.config import ModelConfig
 from minisgl.stage6 import communicators_by_name, communicators_symm
-from minisgl.stage6.communicators import DistributedCommunicator, check_balance
+from minisgl.stage6.communicators import DistributedCommunicator, PeerLost, check_balance
 from minisgl.stage6.communicators_by_name import communicator_class
 from minisgl.stage6.communicators_nccl import Nccl, NcclCommunicator, UniqueId, WindowCommunicator, nccl_path
 from minisgl.stage6.communicators_symm import SymmetricCommunicator
@@ -44,6 +44,19 @@ def test_two_extremes_take_one_collective(monkeypatch: pytest.MonkeyPatch) -> No
     assert comm.extremes(5) == (-3, 9)
     assert comm.minimum(-7) == -7
     assert calls == [torch.distributed.ReduceOp.MIN] * 2
+
+
+def test_hazard_11_a_collective_that_fails_is_told_from_a_fault_of_this_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or a rank that was left alone would be blamed for it."""
+
+    def all_reduce(x: torch.Tensor, **options: object) -> None:
+        raise RuntimeError("Connection closed by peer\nmore of it")
+
+    monkeypatch.setattr("torch.distributed.all_reduce", all_reduce)
+    comm = object.__new__(DistributedCommunicator)
+    comm.rank, comm._control = 3, object()
+    with pytest.raises(PeerLost, match="rank 3 lost the others: Connection closed by peer$"):
+        comm.minimum(5)
 
 
 def test_unequal_gpus_are_refused() -> None:
