@@ -7,7 +7,7 @@ import importlib
 import weakref
 from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import FrozenInstanceError
+from dataclasses import FrozenInstanceError, replace
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -104,6 +104,24 @@ def test_closing_a_stream_frees_all_and_another_may_follow(folder: Path, stage: 
         stats = llm.stats()
         assert stats.get("pages_free", 0) + stats.get("pages_cached", 0) == stats.get("pages_total", 0)
         assert len(llm.generate([prompt()], SamplingParams(max_tokens=3, ignore_eos=True))[0].token_ids) == 3
+
+
+@pytest.mark.parametrize("stage", [1, 5])
+def test_answers_are_in_the_order_of_the_prompts_and_an_end_is_no_text(folder: Path, stage: int) -> None:
+    """The first ends last; the second at a token that ends it, which is in its ids alone, streamed or not."""
+    with importlib.import_module(f"minisgl.stage{stage}.llm").LLM(str(folder), dtype="float32") as llm:
+        prompts, size = [prompt(1), prompt(2), prompt(3)], SamplingParams(max_tokens=9, ignore_eos=True)
+        ids = [completion.token_ids for completion in llm.generate(prompts, size)]
+        end = next(at for at in range(9) if ids[1][at] not in ids[1][:at] and at > 1)
+        params = [size, replace(size, stop_token_ids=(ids[1][end],)), replace(size, max_tokens=1)]
+        found = llm.generate(prompts, params)
+        assert [completion.token_ids for completion in found] == [ids[0], ids[1][: end + 1], ids[2][:1]]
+        assert [completion.finish_reason for completion in found] == ["length", "stop", "length"]
+        assert found[1].text == llm.tokenizer.decode(ids[1][:end])
+        texts = ["", "", ""]
+        for chunk in llm.stream(prompts, params):
+            texts[chunk.index] += chunk.text
+        assert texts == [completion.text for completion in found]
 
 
 def test_the_callers_parameters_stay_as_they_are(folder: Path) -> None:
