@@ -6,6 +6,7 @@ import logging
 from pathlib import Path
 
 import pytest
+import torch
 from recordable import MAX_SEQ_LEN, FixedShapeAttention, Recorder, make_engine
 from tiny_model import make_tiny_model
 from torch import Tensor
@@ -15,6 +16,7 @@ from minisgl.core.batch import Batch
 from minisgl.core.config import make_config
 from minisgl.core.context import Context
 from minisgl.core.llm import Request
+from minisgl.core.req import Req
 from minisgl.core.sampling_params import SamplingParams
 from minisgl.core.trace import Tracer
 from minisgl.models.config import ModelConfig
@@ -91,6 +93,20 @@ def test_only_decode_batches_up_to_the_largest_size_are_padded(engine: GraphEngi
         engine.pad(batch)
         assert (batch.size, batch.padded_size) == (size, padded)
         assert engine.graphs.can_run(batch) == (num_decode == size <= 8)
+
+
+def test_hazard_8_what_pads_a_batch_writes_to_the_dummy_page(engine: GraphEngine) -> None:
+    """Whatever the rows of requests hold: a free one still has the slots of its last owner, which are another's now."""
+    assert isinstance(engine.attention, FixedShapeAttention)
+    engine.graphs = GraphRunner(engine, engine.attention, graph_sizes(8), Recorder())
+    engine.table.device[:-1] = 7
+    params = SamplingParams(max_tokens=8)
+    reqs = [Req(row, torch.zeros(3, dtype=torch.int32), params, row, cached_len=2) for row in (0, 4, 2)]
+    batch = Batch(reqs, num_decode=3)
+    engine.pad(batch)
+    rows, _ = engine.prepare(batch)
+    assert batch.out_loc.tolist() == [7, 7, 7, engine.pool.dummy_slot]
+    assert rows.tolist() == [0, 4, 2, engine.table.dummy_row]
 
 
 def test_sizes() -> None:

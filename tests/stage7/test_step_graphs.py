@@ -68,6 +68,7 @@ def test_sizes_are_those_that_fit(engine: GraphEngine) -> None:
 def test_padding_is_one_more_request_on_the_dummy_page(engine: GraphEngine) -> None:
     graphs = record_steps(engine, 128, 4, lambda run: lambda: None)
     assert graphs is not None
+    engine.table.device[:-1] = 7  # what the rows of requests hold
     cases = (((30, 20), 0, 64), ((64,), 0, 64), ((65,), 0, 128), ((3,) * 15, 0, 64), ((1, 1, 1, 1, 50), 4, 64))
     for tokens, num_decode, padded in cases:
         batch = Batch([req(engine, row, n, cached=4) for row, n in enumerate(tokens)], num_decode)
