@@ -16,6 +16,7 @@ from tiny_model import make_tiny_model
 from minisgl.core.outputs import Completion
 from minisgl.core.sampling_params import SamplingParams
 from minisgl.core.trace import Tracer, read_events
+from minisgl.stage3.engine import EngineStartError
 from minisgl.stage7.llm import LLM
 
 PROMPTS = ["The quick brown fox", "Wie geht es dir?", "def add(a, b):", "你好"]
@@ -50,6 +51,32 @@ def test_overlap_gives_the_plain_loops_answers(folder: Path, expected: list[Comp
         stats = llm.stats()
         assert stats["pages_free"] + stats["pages_cached"] == 64
         assert stats["rows_free"] == llm.config.max_running_requests
+
+
+@pytest.mark.parametrize("disable_overlap", [True, False])
+def test_a_loop_that_an_error_ended_says_so(
+    folder: Path, disable_overlap: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with LLM(str(folder), disable_overlap=disable_overlap, **OPTIONS) as llm:
+        monkeypatch.setattr(llm.ranks.scheduler.engine, "run_model", lambda batch: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            llm.generate(PROMPTS, PARAMS)
+        with pytest.raises(RuntimeError, match="the loop of this LLM was ended by an error: make a new one"):
+            llm.generate(PROMPTS, PARAMS)
+
+
+def test_a_start_that_failed_leaves_the_callers_threads_as_they_were(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With overlap the engine's first step takes all but one of them from the caller."""
+    monkeypatch.setattr("minisgl.stage3.engine.load_model", lambda *args: 1 / 0)
+    torch.set_num_threads(2)
+    try:
+        with pytest.raises(EngineStartError):
+            LLM(str(folder), **OPTIONS)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(1)
 
 
 @pytest.mark.timeout(120)
