@@ -123,12 +123,16 @@ def test_hazard_12_all_ranks_have_as_many_pages_as_the_one_with_least_room(
     assert pages == [99, 99], "100 of 1 KiB on rank 0, less the dummy page"
 
 
-def test_hazard_12_memory_is_counted_from_the_rank_that_has_least() -> None:
+def test_hazard_12_memory_is_counted_from_the_rank_that_has_least(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("minisgl.stage3.engine.free_memory", lambda device: 7)
     comm = object.__new__(DistributedCommunicator)
     comm.extremes = lambda free: (5, 9)  # type: ignore[method-assign]
     engine = object.__new__(RankEngine)
     engine.comm, engine.device, engine._rendezvous = comm, torch.device("cpu"), Path("there")
     assert engine.free_memory() == 5
+    engine.device, comm.extremes = torch.device("cuda"), lambda free: (1 << 30, 9 << 30)  # type: ignore[method-assign]
+    with pytest.raises(ValueError, match="more than 2 GiB apart"):
+        engine.free_memory()
 
 
 @pytest.mark.parametrize(("size", "words"), [(4, "3 KV heads"), (18, "9 attention heads")])
