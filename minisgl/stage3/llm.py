@@ -99,6 +99,7 @@ class LLM(BaseLLM):
         return ids, params
 
     def stats(self) -> dict[str, int]:
+        self._check_open()
         return {"pages_total": self.allocator.num_pages, "pages_free": self.allocator.num_free}
 
 

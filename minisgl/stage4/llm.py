@@ -101,4 +101,5 @@ class LLM(BaseLLM):
         return ids, params
 
     def stats(self) -> dict[str, int]:
+        self._check_open()
         return self.manager.stats()

@@ -123,4 +123,5 @@ class ParallelLLM(BaseLLM):
             self.ranks.close()
 
     def stats(self) -> dict[str, int]:
+        self._check_open()
         return self.ranks.stats

@@ -1,4 +1,4 @@
-"""--moe-backend: what runs the experts. That the kernels give what the loop gives is tested in tests/kernel and tests/gpu."""
+"""--moe-backend: what runs the experts. What the kernels give is tested in tests/kernel and tests/gpu."""
 
 from __future__ import annotations
 
