@@ -29,7 +29,7 @@ def choose_experts(model: nn.Module, name: str, device: torch.device) -> None:
         return
     log.info("experts: our Triton kernels, all of a layer at once")
     for layer in layers:
-        layer.forward = partial(_forward, layer)  # type: ignore[method-assign]
+        layer.forward = partial(by_kernels, layer)  # type: ignore[method-assign]
         layer.waits_for_host = False
 
 
@@ -41,7 +41,7 @@ def _lacks(layer: MoELayer, device: torch.device) -> str | None:
     return None
 
 
-def _forward(layer: MoELayer, x: Tensor) -> Tensor:
+def by_kernels(layer: MoELayer, x: Tensor) -> Tensor:
     """As `MoELayer.forward`."""
     from minisgl.kernel.triton_moe import route, run_experts
 

@@ -26,6 +26,8 @@ from minisgl.models import fuse
 from minisgl.models.config import ModelConfig
 from minisgl.models.registry import create_model
 from minisgl.models.weights import allocate
+from minisgl.moe import choose as chooser
+from minisgl.moe.choose import by_kernels
 from minisgl.moe.layer import Experts, MoELayer, waits_for_host
 
 ON_GPU = torch.cuda.is_available()
@@ -203,7 +205,7 @@ def test_ranks_compute_the_whole(tokens: int) -> None:
         gate, up = whole.experts.gate_up_proj.chunk(2, dim=1)
         layer.experts.gate_up_proj.copy_(torch.cat((gate[:, start:stop], up[:, start:stop]), dim=1))
         layer.experts.down_proj.copy_(whole.experts.down_proj[:, :, start:stop])
-        total += fuse._experts(layer, x)
+        total += by_kernels(layer, x)
         start = stop
     assert start == SIZE
     torch.testing.assert_close(total, whole(x), atol=2e-5, rtol=1e-4)
@@ -212,7 +214,8 @@ def test_ranks_compute_the_whole(tokens: int) -> None:
 @pytest.mark.parametrize("tokens", [1, 6])
 def test_a_fused_model_is_the_model(tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """And waits for the host no more."""
-    monkeypatch.setattr(fuse, "triton_runs", lambda device: True)
+    for module in (fuse, chooser):
+        monkeypatch.setattr(module, "triton_runs", lambda device: True)
     layers = dataclasses.replace(config(8, 2), num_layers=2)
     model = create_model(layers, NoCommunicator(), 16, torch.float32, DEVICE)
     allocate(model, torch.float32, DEVICE)
@@ -222,6 +225,7 @@ def test_a_fused_model_is_the_model(tokens: int, monkeypatch: pytest.MonkeyPatch
     context = Context(ids, ids.long(), None, RecomputeAttention())
     expected, waited = model(context), waits_for_host(model)
     assert fuse.fuse(model, context.attention, DEVICE)
+    chooser.choose_experts(model, "triton", DEVICE)
     assert (waited, waits_for_host(model)) == (True, False)
     assert distance(model(context), expected) < 1e-5
 
@@ -287,10 +291,10 @@ class TestOnAGpu:
     def test_a_graph_repeats_it_with_other_choices(self, layer: MoELayer, tokens: int) -> None:
         """Nothing that the host knew at the recording may depend on what was chosen."""
         x = torch.randn(tokens, 2048, device=DEVICE, dtype=torch.bfloat16)
-        fuse._experts(layer, x)
+        by_kernels(layer, x)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            out = fuse._experts(layer, x)
+            out = by_kernels(layer, x)
         same = torch.randn(1, 2048, device=DEVICE, dtype=torch.bfloat16).expand(tokens, -1)
         for given in (torch.randn_like(x), same, torch.randn_like(x)):
             x.copy_(given)
