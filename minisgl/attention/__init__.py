@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from minisgl.attention.choose import create_attention
+from minisgl.attention.choose import check_attention, create_attention
 
-__all__ = ["create_attention"]
+__all__ = ["check_attention", "create_attention"]

@@ -48,6 +48,15 @@ def create_attention(
         return _best(shape)
     if name == "torch":
         return PagedTorchAttention(*shape[:4])
+    check_attention(name, dtype, device)
+    parts = name.split(",")
+    return _hybrid(parts[0], parts[-1], shape)
+
+
+def check_attention(name: str, dtype: torch.dtype, device: torch.device) -> None:
+    """What can be said of a name before there is a model. Raises ValueError for one that is not known or cannot run."""
+    if name in ("auto", "torch"):
+        return
     parts = name.split(",")
     if len(parts) > 2 or any(part not in _PARTS for part in parts):
         known = f"auto, torch, {', '.join(_PARTS)}, or two of the last as PREFILL,DECODE"
@@ -55,7 +64,6 @@ def create_attention(
     for part in parts:
         if reason := _missing(part, dtype, device):
             raise ValueError(f"--attn {name}: {reason}; --attn auto takes what runs here")
-    return _hybrid(parts[0], parts[-1], shape)
 
 
 def _best(s: Shape) -> AttentionBackend:

@@ -14,10 +14,12 @@ from minisgl.moe.layer import MoELayer
 
 log = logging.getLogger("minisgl")
 
+_NO_GPU = "the kernels need a GPU of compute capability 8.0 or later, and triton"
+
 
 def choose_experts(model: nn.Module, name: str, device: torch.device) -> None:
     """name: --moe-backend. auto is triton where that runs; what it is goes to the log. A model without experts has
-    nothing to choose. Raises ValueError when the one that was asked for does not run here."""
+    nothing to choose. Raises ValueError when the one that was asked for cannot run the model's."""
     layers = [module for module in model.modules() if isinstance(module, MoELayer)]
     if not layers:
         return
@@ -33,9 +35,15 @@ def choose_experts(model: nn.Module, name: str, device: torch.device) -> None:
         layer.waits_for_host = False
 
 
+def check_moe_backend(name: str, device: torch.device) -> None:
+    """What can be said of it before there is a model. Raises ValueError for kernels that cannot run here."""
+    if name == "triton" and not triton_runs(device):
+        raise ValueError(f"--moe-backend triton: {_NO_GPU}. --moe-backend auto takes what runs here")
+
+
 def _lacks(layer: MoELayer, device: torch.device) -> str | None:
     if not triton_runs(device):
-        return "the kernels need a GPU of compute capability 8.0 or later, and triton"
+        return _NO_GPU
     if type(layer.experts.gate) is not SiluAndMul or not SiluAndMul.forward.__module__.startswith("minisgl.layers."):
         return "the kernels know the silu gate of this package alone"
     return None

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from minisgl.attention import create_attention
+from minisgl.attention import check_attention, create_attention
 from minisgl.core.batch import Batch, ForwardOutput
 from minisgl.core.context import Context
 from minisgl.core.errors import EngineFailure
@@ -25,7 +25,7 @@ from minisgl.layers.shard import RankHeads
 from minisgl.models.config import ModelConfig
 from minisgl.models.fuse import fuse
 from minisgl.models.load import load_model
-from minisgl.moe.choose import choose_experts
+from minisgl.moe.choose import check_moe_backend, choose_experts
 from minisgl.sampling.args import BatchSamplingArgs
 from minisgl.sampling.logprobs import LogprobArgs, LogprobsOnHost, PromptTokens
 from minisgl.sampling.sampler import Sampler
@@ -49,6 +49,8 @@ class Engine:
             set_threads(config.threads)
             self.device = self.choose_device()
             self.dtype = resolve_dtype(config.dtype, self.device)
+            check_attention(config.attn, self.dtype, self.device)  # here: weights may take minutes
+            check_moe_backend(config.moe_backend, self.device)
         with _step("communication"):
             self.comm = self.connect()
             free_before = self.free_memory()

@@ -11,7 +11,7 @@ from test_moe import make_layer
 from minisgl.core.config import make_config
 from minisgl.layers.activation import SiluAndMul
 from minisgl.moe import choose
-from minisgl.moe.choose import choose_experts
+from minisgl.moe.choose import check_moe_backend, choose_experts
 from minisgl.moe.layer import waits_for_host
 from minisgl.stage3.config import EngineConfig
 
@@ -58,3 +58,10 @@ def test_a_model_without_experts_has_nothing_to_choose() -> None:
 def test_other_names_are_refused() -> None:
     with pytest.raises(ValueError, match="--moe-backend must be one of auto, triton, torch, not 'vllm'"):
         make_config(EngineConfig, {"moe_backend": "vllm"})
+
+
+def test_kernels_that_cannot_run_are_refused_before_there_is_a_model() -> None:
+    for name in ("auto", "torch"):
+        check_moe_backend(name, CPU)
+    with pytest.raises(ValueError, match="--moe-backend triton: the kernels need a GPU"):
+        check_moe_backend("triton", CPU)

@@ -40,3 +40,16 @@ def test_a_failure_names_its_step(folder: Path, step: str, monkeypatch: pytest.M
     monkeypatch.setattr(OWNERS[step], fail)
     with pytest.raises(EngineStartError, match=f"the engine failed to start at step '{step}': no room"):
         LLM(str(folder), dtype="float32")
+
+
+@pytest.mark.parametrize(("option", "value"), [("attn", "fa"), ("attn", "triton,fi"), ("moe_backend", "triton")])
+def test_what_cannot_run_here_is_refused_before_weights_are_read(
+    folder: Path, option: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read(*args: Any) -> None:
+        raise AssertionError("the weights are read")
+
+    monkeypatch.setattr("minisgl.stage3.engine.load_model", read)
+    flag = option.replace("_", "-")
+    with pytest.raises(ValueError, match=f"--{flag} {value}: .* needs? a (CUDA )?GPU.* takes what runs here"):
+        LLM(str(folder), device="cpu", **{option: value})
