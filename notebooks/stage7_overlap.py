@@ -66,7 +66,7 @@ QWEN = model_config("qwen3-0.6b")
 # what the cost model says of an H200 and a model of 0.6 billion parameters
 # ([where its constants come from](../minisgl/stage5/cost_model.py)).
 #
-# **Predict:** the host needs 2.2 ms to prepare a step, the device 2.7 to compute it. How long is a step if they take
+# **Predict:** the host needs 2.2 ms to prepare a step, the device 2.6 to compute it. How long is a step if they take
 # turns? How long can it be at best?
 
 # %%
@@ -131,7 +131,9 @@ assert sorted(set(order("overlap").split())) == ["c", "l", "s"]
 assert len(waits) == len(decode_steps("overlap")) + sum(event.name == "prefill" for event in events["overlap"])
 
 # %% [markdown]
-# `s l c`: schedule N, launch N, commit N − 1. The trace cannot say which step a commit is of; your tests can.
+# By the clock it is `s l c`: schedule N, launch N, commit N − 1. (Here it prints `s c l`. On this clock a commit takes no
+# time, so it and the schedule after it begin at the same moment, and a trace names the longer one first: read each c
+# before the s to its left.) The trace cannot say which step a commit is of; your tests can.
 
 # %%
 check("7.1")
@@ -291,7 +293,7 @@ print(f"here torch takes {asking * 1e6:.1f} µs to be asked for one that has not
 assert operations > 10 * layers
 
 # %% [markdown]
-# To launch a kernel takes the host 4 to 6 µs ([measured here](https://susun-blog.com/blog/pegainfer-3-cuda-graph)),
+# To launch a kernel takes the host 4 to 6 µs ([others measured it](https://susun-blog.com/blog/pegainfer-3-cuda-graph)),
 # beside torch's own way to it. What the device has to do in the meantime is at least to read the weights and K and V:
 # that floor was recorded, on one H200, for Qwen3-0.6B's 28 layers and 1, 16, 64 and 256 requests.
 #
@@ -462,7 +464,8 @@ viz.timeline(
 
 # %% [markdown]
 # Without graphs the host launches all the time: there is nothing left of it to overlap with, and the loop with overlap
-# is no faster. (Here every launch goes through Python and Triton's launcher, some 55 µs each.)
+# is no faster: in this recording it is a quarter slower. (Here every launch goes through Python and Triton's launcher,
+# some 55 µs each.)
 # (A bar of the device's is from a step's first kernel to its last: without graphs it mostly waits, see below.)
 # With graphs a step is 2 ms of the device and as much of the host, and overlap is what puts them side by side. Bubbles
 # remain even then: at 64 requests this model is so small that scheduling takes longer than computing.
