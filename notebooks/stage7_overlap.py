@@ -431,8 +431,8 @@ check("7.5")
 # The real thing: Qwen3-0.6B's decode steps with 64 requests, with and without overlap, with and without graphs. The
 # device's times are CUDA events around each step. The traces are in `data/`, and say where they are from.
 #
-# **Predict:** a step without graphs is some 300 launches. Which of the four has the shortest steps? Does overlap help
-# where there are no graphs?
+# **Predict:** a step without graphs (*eager* in the figure) is some 300 launches. Which of the four has the
+# shortest steps? Does overlap help where there are no graphs?
 
 
 # %%
