@@ -454,10 +454,9 @@ title = f"Two ranks on {where}: a decode step takes {shared / alone:.1f} times a
 viz.distribution(steps, quantity="time of a decode step", title=title)
 
 # %% [markdown]
-# On a CPU the two ranks share what one had, and wait for each other 61 times a step. (The committed figure is of a
-# machine that did other work as well. Look not at the medians but at the right: in those steps of two ranks one waited
-# for a core, and the other for that rank.) On two GPUs each has a
-# memory of its own to read from, and it pays: [the chapter](../chapters/stage6_tensor_parallel/README.md) has numbers.
+# On a CPU the two ranks share what one had, and wait for each other 61 times a step: whichever has to wait for a core
+# keeps the other waiting, too. On two GPUs each has a memory of its own to read from, and it pays: [the
+# chapter](../chapters/stage6_tensor_parallel/README.md) has numbers.
 
 # %% [markdown]
 # ## Your code serves

@@ -1,7 +1,7 @@
 """The ranks' processes as their parent sees them: started, spoken to, watched, ended. Knows nothing of what they do.
 
 Each rank has a socket pair to the parent. Its end is also the sign of life in both directions: whoever sees it
-closed knows that the other is dead. No port is opened, and no process is left behind, even by a parent that is killed.
+closed knows that the other is dead. It needs no port, and no process is left behind, even by a parent that is killed.
 """
 
 from __future__ import annotations
