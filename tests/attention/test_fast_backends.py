@@ -16,7 +16,7 @@ pytest.importorskip("triton")
 if not torch.cuda.is_available() and "TRITON_INTERPRET" not in os.environ:
     pytest.skip("needs a GPU, or TRITON_INTERPRET=1 (and NumPy below 2.4)", allow_module_level=True)
 
-from minisgl.attention import create_attention
+from minisgl.attention import create_attention, triton_kernels
 from minisgl.attention.hybrid import HybridAttention
 from minisgl.attention.shape import Shape
 from minisgl.attention.step_rows import RecordedSteps
@@ -238,6 +238,22 @@ def test_recorded_steps_with_prompts_are_those_of_no_graph(name: str, dtype: tor
 
 def dummy(tokens: int, scene: Scene) -> Req:
     return Req(-1, torch.zeros(tokens, dtype=torch.int32), SamplingParams(max_tokens=1), len(scene.table) - 1)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_registers_hold_what_a_kernel_needs(dtype: torch.dtype) -> None:
+    """What they do not hold lies in memory, which the GPU keeps for all threads it could run: once 2.7 GiB."""
+    for shape in shapes(16, dtype):
+        scene = Scene.build(MIXED, 3, shape, torch.nan)
+        attention = backend("triton", shape)
+        scene.check(attention, attention.prepare_metadata(scene.batch, scene.table))
+    gpu = torch.cuda.get_device_properties(DEVICE)
+    threads = gpu.multi_processor_count * gpu.max_threads_per_multi_processor
+    for function in (triton_kernels._decode_part, triton_kernels._extend):
+        compiled = function.device_caches[torch.cuda.current_device()][0].values()
+        assert len(compiled) >= 2
+        assert max(kernel.n_spills for kernel in compiled) * 4 * threads < 256 << 20
 
 
 @pytest.mark.gpu
