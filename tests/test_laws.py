@@ -122,7 +122,7 @@ def test_nothing_unsafe_reads_what_comes_from_outside() -> None:
 
 def test_a_setting_is_a_flag() -> None:
     """The environment is handed on to children, and asked for nothing but where caches and tools are."""
-    allowed = {"MINISGL_MINE", "XDG_CACHE_HOME", "CUDA_HOME", "PYTHONPATH"}
+    allowed = {"MINISGL_MINE", "XDG_CACHE_HOME", "CUDA_HOME", "CC", "PYTHONPATH"}
     for path in modules("."):
         name, text = path.relative_to(ROOT).as_posix(), path.read_text()
         if name.startswith("learn/"):

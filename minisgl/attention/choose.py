@@ -1,12 +1,12 @@
 """Which attention runs: what `--attn` names, or what measures best here, with the reason in the log.
 
 torch            plain torch: the reference, and what a CPU runs
-triton           our own kernels: any CUDA GPU, any dtype
+triton           our own kernels: any dtype on Ampere and later, as Triton itself; no nvcc
 fi               FlashInfer's kernels: bfloat16 and float16 on Ampere and later
 fa               FlashAttention's packages, whichever is installed: the same dtypes
 trtllm           TensorRT-LLM's kernels, which FlashInfer carries: Hopper and later
 PREFILL,DECODE   two of the last four
-auto             fi,triton, else triton, else torch
+auto             fi,triton, else triton, else fi, else torch
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from minisgl.attention.hybrid import DecodePart, HybridAttention, PrefillPart
 from minisgl.attention.paged_torch import PagedTorchAttention
 from minisgl.attention.shape import Shape
 from minisgl.core.protocols import AttentionBackend
+from minisgl.kernel.triton_runs import no_compiler
 
 log = logging.getLogger("minisgl")
 
@@ -30,6 +31,7 @@ _CPU = torch.device("cpu")
 _PARTS = ("triton", "fi", "fa", "trtllm")
 _XQA_PAGES = (16, 32, 64, 128)
 _FEW_TOKENS = 2048  # prompts of a batch together; up to here a GPU waits for launches
+_FASTEST = "these are the fastest on an H200; `python -m minisgl.benchmark kernels` compares here"
 _CUDA_CORE_GROUPS = (1, 2, 3, 4, 8)  # FlashInfer's CUDA-core decode is compiled for these
 
 
@@ -68,19 +70,20 @@ def check_attention(name: str, dtype: torch.dtype, device: torch.device) -> None
 
 def _best(s: Shape) -> AttentionBackend:
     if s.device.type == "cpu":
+        log.info("attention: plain torch (auto: a CPU has no other)")
         return PagedTorchAttention(*s[:4])
     # Times of a decode layer on an H200, 256 rows of 100 to 2000 tokens, over what reading K and V takes, with 2 and 4
     # query heads a KV head: ours 1.02 and 1.04, FlashInfer's xqa 1.12 with pages of 64 and 1.23 with 16, its planned
     # kernels 1.22 and 1.06.
-    reasons: list[str] = []
-    for prefill in ("fi", "triton"):
-        reason = _missing(prefill, s.dtype, s.device) or _missing("triton", s.dtype, s.device)
+    reasons: dict[str, None] = {}
+    for prefill, decode in (("fi", "triton"), ("triton", "triton"), ("fi", "fi")):
+        reason = _missing(prefill, s.dtype, s.device) or _missing(decode, s.dtype, s.device)
         if reason is None:
             try:
-                return _hybrid(prefill, "triton", s, f" ({'; '.join(reasons)})" if reasons else "")
+                return _hybrid(prefill, decode, s, f" (auto: {'; '.join(reasons) or _FASTEST})")
             except Exception as error:  # a kernel that does not compile or load here, for whatever reason
-                reason = f"{prefill} failed: {str(error).strip().splitlines()[0]:.200}"
-        reasons.append(reason)
+                reason = f"{prefill} failed: {_first_line(error):.200}"
+        reasons[reason] = None
     log.warning("attention: plain torch, slow (%s)", "; ".join(reasons))
     return PagedTorchAttention(*s[:4])
 
@@ -98,7 +101,7 @@ def _missing(part: str, dtype: torch.dtype, device: torch.device) -> str | None:
         return f"{part} has no float32 kernels"
     if part == "trtllm" and torch.cuda.get_device_capability(device) < (9, 0):
         return "trtllm needs a GPU of compute capability 9.0 or more"
-    return None
+    return no_compiler() if part == "triton" else None
 
 
 def _hybrid(prefill: str, decode: str, s: Shape, why: str = "") -> HybridAttention:
@@ -178,9 +181,8 @@ def _trtllm_decode(s: Shape) -> tuple[DecodePart, str]:
     try:
         return _xqa(s), "TensorRT-LLM xqa"
     except Exception as error:
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ValueError(
-            f"--attn trtllm: its kernel xqa does not load here ({first:.200}); --attn fi has others"
+            f"--attn trtllm: its kernel xqa does not load here ({_first_line(error):.200}); --attn fi has others"
         ) from error
 
 
@@ -207,7 +209,7 @@ def _flashinfer_prefill(s: Shape) -> tuple[PrefillPart, str]:
         except Exception as error:
             if kernel == kernels[-1]:
                 raise
-            log.info("attention: FlashInfer's %s does not load here (%s)", kernel, str(error).splitlines()[0][:120])
+            log.info("attention: FlashInfer's %s does not load here (%s)", kernel, _first_line(error)[:120])
             continue
         return FlashInferPrefill(s, kernel), f"FlashInfer {kernel}"
     raise AssertionError
@@ -222,6 +224,10 @@ def _flashinfer_decode(s: Shape) -> tuple[DecodePart, str]:
         try:
             return _xqa(s), "FlashInfer xqa"
         except Exception as error:
-            log.info("attention: FlashInfer's xqa does not load here (%s)", str(error).splitlines()[0][:120])
+            log.info("attention: FlashInfer's xqa does not load here (%s)", _first_line(error)[:120])
     tensor_cores = s.group >= 4 or s.group not in _CUDA_CORE_GROUPS
     return FlashInferDecode(s, tensor_cores), f"FlashInfer on {'tensor' if tensor_cores else 'CUDA'} cores"
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

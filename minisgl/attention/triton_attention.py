@@ -1,4 +1,4 @@
-"""Our own paged attention, for `--attn triton`: any CUDA GPU, any dtype, no compiler but Triton's. Knows no graphs."""
+"""Our own paged attention, for `--attn triton`: Ampere and later, any dtype, no nvcc. Knows no graphs."""
 
 from __future__ import annotations
 
