@@ -1,9 +1,17 @@
-"""The cases of `kernels` that choose tokens: greedy, drawn, drawn from what filters leave. Times nothing."""
+"""The cases of `kernels` that choose tokens: greedy, drawn, drawn from what filters leave. Times nothing.
+
+FlashInfer's four ways to draw, which mini-sglang's sampler takes, are beside ours. Its random numbers are those of a
+row of the batch, and ours those of a request's seed and position; so the server draws with ours, whichever is faster.
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from minisgl.benchmark.kernel_cases import Case, Forms, Shape, requests
@@ -11,40 +19,62 @@ from minisgl.core.sampling_params import SamplingParams
 from minisgl.kernel.triton_runs import triton_runs
 from minisgl.sampling.sampler import Sampler
 
-
-def sample_greedy(s: Shape) -> Case:
-    return _sampling(s, SamplingParams(), lambda logits: logits.argmax(dim=1))
-
-
-def sample_drawn(s: Shape) -> Case:
-    return _sampling(s, SamplingParams(temperature=0.6, seed=1), _draw)
-
-
-def sample_top_p(s: Shape) -> Case:
-    return _sampling(s, SamplingParams(temperature=0.6, top_p=0.9, top_k=50, seed=1), _draw)
+FILTERS: dict[str, dict[str, Any]] = {
+    "sample_drawn": {},
+    "sample_top_k": {"top_k": 50},
+    "sample_top_p": {"top_p": 0.9},
+    "sample_top_k_top_p": {"top_k": 50, "top_p": 0.9},
+}
+_TEMPERATURE = 0.6
 
 
-def _draw(logits: Tensor) -> Tensor:
-    """Without filters."""
-    return (logits.float() / 0.6).softmax(dim=1).multinomial(1)
-
-
-def _sampling(s: Shape, params: SamplingParams, plain: Callable[[Tensor], Tensor]) -> Case:
+def greedy(s: Shape) -> Case:
     logits = s.random(s.batch, s.config.vocab_size)
+    return Case(logits.nbytes, {"torch": lambda: logits.argmax(dim=1), **_ours(s, logits, SamplingParams())})
 
+
+def drawn(s: Shape, **filters: Any) -> Case:
+    """The form "torch" has no filters: it is the least that a draw takes there."""
+    logits = s.random(s.batch, s.config.vocab_size)
+    plain = lambda: (logits.float() / _TEMPERATURE).softmax(dim=1).multinomial(1)  # noqa: E731
+    ours = _ours(s, logits, SamplingParams(temperature=_TEMPERATURE, seed=1, **filters))
+    return Case(logits.nbytes, {"torch": plain, **ours, **_flashinfer(logits, **filters)})
+
+
+CASES: dict[str, Callable[[Shape], Case]] = {
+    "sample_greedy": greedy,
+    **{name: partial(drawn, **filters) for name, filters in FILTERS.items()},
+}
+
+
+def _ours(s: Shape, logits: Tensor, params: SamplingParams) -> Forms:
     def form(fused: bool) -> Callable[[], object]:
         sampler = Sampler(s.config.vocab_size, s.device, fused=fused)
         args = sampler.prepare(requests(s, params))
         return lambda: sampler.sample(logits, args)
 
-    forms: Forms = {"minisgl": form(fused=False), "torch": lambda: plain(logits)}
-    if triton_runs(s.device):
-        forms["triton"] = form(fused=True)
-    return Case(logits.nbytes, forms)
+    return {"minisgl": form(fused=False), **({"triton": form(fused=True)} if triton_runs(s.device) else {})}
 
 
-CASES: dict[str, Callable[[Shape], Case]] = {
-    "sample_greedy": sample_greedy,
-    "sample_drawn": sample_drawn,
-    "sample_top_p": sample_top_p,
-}
+def _flashinfer(logits: Tensor, top_k: int | None = None, top_p: float | None = None) -> Forms:
+    """Settings a row and seeds on the device, as a server has them: with numbers it takes other kernels."""
+    ones = torch.ones(len(logits), device=logits.device)
+    temperatures, k, p = ones * _TEMPERATURE, (ones * (top_k or 0)).int(), ones * (top_p or 1)
+    start = {name: torch.zeros(1, dtype=torch.int64, device=logits.device) for name in ("seed", "offset")}
+    try:
+        from flashinfer import sampling
+
+        if top_k and top_p:
+            draw = partial(sampling.top_k_top_p_sampling_from_probs, top_k=k, top_p=p, **start)
+        elif top_k:
+            draw = partial(sampling.top_k_sampling_from_probs, top_k=k, **start)
+        elif top_p:
+            draw = partial(sampling.top_p_sampling_from_probs, top_p=p, **start)
+        else:
+            draw = partial(sampling.sampling_from_probs, **start)
+        call = lambda: draw(sampling.softmax(logits, temperatures))  # noqa: E731
+        call()
+    except (ImportError, RuntimeError, ValueError) as error:
+        print(f"  flashinfer cannot run here: {str(error).splitlines()[0]:.100}", file=sys.stderr)
+        return {}
+    return {"flashinfer": call}

@@ -142,7 +142,7 @@ def test_kernel_forms_compute_the_same(weightless: str) -> None:
     from minisgl.models.config import ModelConfig
 
     shape = Shape(ModelConfig.from_dict(CONFIGS[weightless]), torch.float32, torch.device("cpu"), 3, 40, 16)
-    cases = {**kernel_cases.CASES, "sample_greedy": sampling_cases.sample_greedy}
+    cases = {**kernel_cases.CASES, "sample_greedy": sampling_cases.greedy}
     for name in cases.keys() - {"attention_metadata"}:
         forms = cases[name](shape).forms
         expected = forms["torch"]()
