@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import statistics
 import sys
 import time
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from minisgl.benchmark.workload import texts
 from minisgl.stage8.server_config import ServerConfig
 
 HEADER = ["streams", "tokens/s", *(f"{name} {q}" for name in ("TTFT", "TPOT", "ITL") for q in ("p50", "p90", "p99"))]
+PROBES = 8  # chats of a length, to find out how many tokens a word has
 
 
 @dataclass(frozen=True)
@@ -108,16 +110,19 @@ async def measure(client: Client, streams: int, repeat: int) -> tuple[dict[str, 
 
 
 async def words_for(server: Server, model: str, input_len: int) -> int:
-    """How many words make a chat of about input_len tokens: two short ones are sent, and their usage extrapolated."""
+    """How many words make a chat of about input_len tokens: chats of few words and of many are sent, and their usage is
+    extrapolated. Several of each, since words have 3 to 7 letters; a tokenizer makes about 6 tokens of one at most."""
+    many = max(20, input_len // 6)
+    few = many // 10
     lengths = []
-    for words in (10, 30):
-        answers, _ = await http_load.chat(server, model, texts(1, words, "length"), 2, 0.0)
-        lengths.append(answers[0].prompt_tokens)
+    for words in (few, many):
+        answers, _ = await http_load.chat(server, model, texts(PROBES, words, "length"), 2, 0.0)
+        lengths.append(statistics.mean(answer.prompt_tokens for answer in answers))
     if lengths[0] == 0:
         print("the server sends no usage: a word is taken for 6 tokens", file=sys.stderr)
         return max(1, input_len // 6)
-    each = (lengths[1] - lengths[0]) / 20
-    return max(1, round(10 + (input_len - lengths[0]) / each))
+    each = (lengths[1] - lengths[0]) / (many - few)
+    return max(1, round(few + (input_len - lengths[0]) / each))
 
 
 def _row(streams: int, found: dict[str, float]) -> list[str]:
