@@ -21,6 +21,7 @@ from typing import Any
 from minisgl.benchmark.decode_step import int_list
 from minisgl.benchmark.records import add_output_arguments, record, save, table
 from minisgl.stage6.communicators import check_devices
+from minisgl.stage6.communicators_by_name import check_communicator
 from minisgl.stage6.ranks import loopback_only
 
 SECONDS = 300  # until ranks that say nothing are ended
@@ -32,6 +33,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rows", type=int_list, default=rows, metavar="N,N", help="of the tensor that is summed")
     parser.add_argument("--hidden", type=int, default=4096, help="its columns, bfloat16")
     parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
+    parser.add_argument(
+        "--windows",
+        action="store_true",
+        help="by --comm pynccl-window too, for which NCCL makes NVLink multicast objects unless NCCL_NVLS_ENABLE=0",
+    )
     add_output_arguments(parser)
 
 
@@ -39,7 +45,9 @@ def main(args: argparse.Namespace) -> int:
     if args.tp < 2 or min([args.hidden, *args.rows]) < 1:
         raise ValueError("--tp must be at least 2, --hidden and --rows at least 1")
     check_devices(args.device, args.tp)
-    times = measure(args.device, args.tp, args.rows, args.hidden)
+    if args.windows:
+        check_communicator("pynccl-window", args.device)
+    times = measure(args.device, args.tp, args.rows, args.hidden, args.windows)
     forms = list(times[0]["µs"])
     lines, saved = [["rows", "KiB", "in a graph", *forms]], []
     for each in times:
@@ -55,10 +63,11 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def measure(device: str, size: int, rows: list[int], hidden: int) -> list[dict[str, Any]]:
+def measure(device: str, size: int, rows: list[int], hidden: int, windows: bool = False) -> list[dict[str, Any]]:
     """As rank 0 says: {"rows": n, "graph": in one, "µs": {form: time}}. Raises RuntimeError when a rank fails."""
     with tempfile.TemporaryDirectory(prefix="minisgl-") as folder, contextlib.ExitStack() as processes:
-        wanted = {"device": device, "size": size, "rows": rows, "hidden": hidden, "meet": str(Path(folder) / "meet")}
+        wanted = {"device": device, "size": size, "rows": rows, "hidden": hidden, "windows": windows}
+        wanted["meet"] = str(Path(folder) / "meet")
         command = [sys.executable, "-m", "minisgl.benchmark.all_reduce_rank", json.dumps(wanted)]
         env, started = {**loopback_only(), **os.environ}, time.monotonic()
         ranks = [

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from minisgl.stage6.communicators import DistributedCommunicator, rank_device
-from minisgl.stage6.communicators_nccl import NcclCalls
+from minisgl.stage6.communicators_nccl import NcclCalls, Window
 from minisgl.stage6.communicators_symm import SymmetricBuffer, why_not
 
 CALLS = 50  # in one graph, or one after the other
@@ -31,7 +31,7 @@ Sum = Callable[[Tensor], Tensor]
 def main(wanted: dict[str, Any], rank: int) -> None:
     device = rank_device(wanted["device"], rank)
     comm = DistributedCommunicator(rank, wanted["size"], device, Path(wanted["meet"]))
-    forms = ways(comm)
+    forms = ways(comm, wanted["windows"])
     found = []
     for rows in wanted["rows"]:
         x = torch.zeros(rows, wanted["hidden"], dtype=torch.bfloat16, device=device)
@@ -45,10 +45,13 @@ def main(wanted: dict[str, Any], rank: int) -> None:
     comm.close()
 
 
-def ways(comm: DistributedCommunicator) -> dict[str, Sum]:
+def ways(comm: DistributedCommunicator, windows: bool) -> dict[str, Sum]:
     if comm.device.type != "cuda":
         return {"gloo": comm.sum}
-    forms: dict[str, Sum] = {"nccl": comm.sum, "pynccl": NcclCalls(comm).all_reduce}
+    calls = NcclCalls(comm)
+    forms: dict[str, Sum] = {"nccl": comm.sum, "pynccl": calls.all_reduce}
+    if windows:
+        forms["pynccl window"] = Window(calls).all_reduce
     missing = why_not(comm.size)
     if missing is not None:
         print(f"no symmetric memory: {missing}", file=sys.stderr)

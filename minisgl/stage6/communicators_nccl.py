@@ -163,19 +163,31 @@ class NcclCommunicator(DistributedCommunicator):
         return torch.cat([shard[:, :size] for shard, size in zip(shards, sizes, strict=True)], dim=1)
 
 
+class Window:
+    """A buffer that NCCL knows on all ranks, and sums by way of it."""
+
+    def __init__(self, calls: NcclCalls) -> None:
+        """All ranks must make one."""
+        self._calls, self._memory = calls, calls.window(WINDOW_BYTES)
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """As `NcclCalls.all_reduce`, with copies in and out; what is larger than the window goes as it is."""
+        if x.nbytes > WINDOW_BYTES:
+            return self._calls.all_reduce(x)
+        inside = self._memory[: x.nbytes].view(x.dtype).view(x.shape)
+        inside.copy_(x)
+        return x.copy_(self._calls.all_reduce(inside))
+
+
 class WindowCommunicator(NcclCommunicator):
-    """Sums of up to WINDOW_BYTES in a window, by way of copies; all else as its base does."""
+    """Sums in a window; all else as its base does."""
 
     def connect(self) -> None:
         super().connect()
-        self._window = self._calls.window(WINDOW_BYTES)
+        self._window = Window(self._calls)
 
     def sum(self, x: Tensor) -> Tensor:
-        if x.nbytes > WINDOW_BYTES:
-            return super().sum(x)
-        inside = self._window[: x.nbytes].view(x.dtype).view(x.shape)
-        inside.copy_(x)
-        return x.copy_(self._calls.all_reduce(inside))
+        return self._window.all_reduce(x)
 
 
 def why_no_windows() -> str | None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +15,7 @@ from tiny_model import make_tiny_model
 
 from minisgl.core.config import make_config
 from minisgl.models.config import ModelConfig
-from minisgl.stage6 import communicators_by_name, communicators_symm
+from minisgl.stage6 import communicators_by_name, communicators_nccl, communicators_symm
 from minisgl.stage6.communicators import DistributedCommunicator, PeerLost, check_balance
 from minisgl.stage6.communicators_by_name import communicator_class
 from minisgl.stage6.communicators_nccl import Nccl, NcclCommunicator, UniqueId, WindowCommunicator, nccl_path
@@ -117,6 +119,28 @@ def test_who_adds_up_what() -> None:
     assert [symmetric.by_nccl(x) for x in (few, many, half)] == [False, True, True]
     plain.device = CPU
     assert not plain.by_nccl(few), "gloo does"
+
+
+def test_what_is_larger_than_the_window_goes_by(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(communicators_nccl, "WINDOW_BYTES", 64)
+    memory, added = torch.empty(64, dtype=torch.uint8), []
+
+    def all_reduce(x: torch.Tensor) -> torch.Tensor:
+        added.append(x.data_ptr() == memory.data_ptr())
+        return x.mul_(2)
+
+    calls: Any = SimpleNamespace(window=lambda num_bytes: memory[:num_bytes], all_reduce=all_reduce)
+    window = communicators_nccl.Window(calls)
+    for shape, dtype, inside in (
+        ((4, 4), torch.float32, True),
+        ((3, 5), torch.bfloat16, True),
+        ((17,), torch.int32, False),
+    ):
+        x = torch.arange(math.prod(shape), dtype=dtype).view(shape)
+        expected = 2 * x
+        assert window.all_reduce(x) is x, "in place"
+        assert torch.equal(x, expected)
+        assert added[-1] == inside
 
 
 def test_functions_of_nccl_are_there() -> None:
