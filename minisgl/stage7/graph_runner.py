@@ -8,7 +8,6 @@ with, padded to its size with dummy requests, whose K and V go to the dummy page
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
@@ -24,7 +23,7 @@ from minisgl.stage6.communicators import DistributedCommunicator
 from minisgl.stage6.engine import RankEngine
 from minisgl.stage7.config import OverlapConfig
 from minisgl.stage7.graph_memory import GraphMemory, graph_memory
-from minisgl.stage7.step_graphs import StepGraphs, record_steps, step_sizes
+from minisgl.stage7.step_graphs import StepGraphs, record_each, record_steps, step_sizes
 
 log = logging.getLogger("minisgl")
 
@@ -60,14 +59,8 @@ class GraphRunner:
         attention.init_capture_graph(largest, engine.table.device)
         self._model = engine.model
         self._hidden = torch.empty(largest, engine.model_config.hidden_size, dtype=engine.dtype, device=device)
-        self._replays: dict[int, Replay] = {}
-        start = told = time.perf_counter()
-        for size in sizes:
-            self._replays[size] = make_graph(self._recorded(engine, size))
-            if time.perf_counter() - told > 2 or size == sizes[-1]:
-                told = time.perf_counter()
-                done = len(self._replays)
-                log.info("CUDA graphs: %d of %d recorded, %.1f s", done, len(sizes), told - start)
+        log.info("CUDA graphs: recording %d batch sizes: %s", len(sizes), " ".join(map(str, sizes)))
+        self._replays = record_each(sizes, lambda size: make_graph(self._recorded(engine, size)))
 
     @exercise("7.4")
     def pad(self, batch: Batch) -> None:
@@ -151,8 +144,8 @@ class GraphEngine(RankEngine):
 
 
 def graph_sizes(largest: int) -> list[int]:
-    """Batch sizes to record, descending: 1, 2, 4, and multiples of 8."""
-    return [size for size in [*range(largest // 8 * 8, 0, -8), 4, 2, 1] if size <= largest]
+    """Batch sizes to record, descending: 1, 2, 4, multiples of 8, and the largest itself."""
+    return sorted((size for size in {1, 2, 4, *range(8, largest, 8), largest} if size <= largest), reverse=True)
 
 
 def why_no_graphs(engine: GraphEngine) -> str | None:
@@ -178,7 +171,6 @@ def sizes_to_record(engine: GraphEngine) -> tuple[list[int], list[int]]:
 def _record_graphs(engine: GraphEngine) -> None:
     largest, counted = _largest_size(engine), engine.graph_memory()
     sizes = graph_sizes(largest)
-    log.info("CUDA graphs: recording %d batch sizes: %s", len(sizes), " ".join(map(str, sizes)))
     free, make_graph = free_memory(engine.device), CudaGraphMaker(engine.device)
     assert isinstance(engine.attention, GraphAttention)  # why_no_graphs
     engine.graphs = GraphRunner(engine, engine.attention, sizes, make_graph)

@@ -61,10 +61,8 @@ class StepGraphs:
         self._out_loc = torch.full((sizes[0],), engine.pool.dummy_slot, dtype=torch.int32, device=device)
         self._logits_rows = torch.zeros(rows, dtype=torch.int64, device=device)
         self._hidden = torch.empty(rows, engine.model_config.hidden_size, dtype=engine.dtype, device=device)
-        start = time.perf_counter()
-        self._replays = {size: make_graph(self._recorded(engine, size)) for size in sizes}
-        told = " ".join(map(str, sizes))
-        log.info("CUDA graphs of steps with prompts: %s tokens, %.1f s", told, time.perf_counter() - start)
+        log.info("CUDA graphs: recording steps with prompts of %s tokens", " ".join(map(str, sizes)))
+        self._replays = record_each(sizes, lambda size: make_graph(self._recorded(engine, size)))
 
     def pad(self, batch: Batch) -> None:
         """Up to the next recorded number of tokens, if the batch is one that a graph can run."""
@@ -108,6 +106,19 @@ class StepGraphs:
             self._hidden.copy_(engine.model.model(context))
 
         return run
+
+
+def record_each(sizes: list[int], record: Callable[[int], Replay]) -> dict[int, Replay]:
+    """In this order. Every other second and at the end the log says how far it is."""
+    found: dict[int, Replay] = {}
+    start = told = time.perf_counter()
+    for size in sizes:
+        found[size] = record(size)
+        now = time.perf_counter()
+        if now - told > 2 or size == sizes[-1]:
+            told = now
+            log.info("CUDA graphs: %d of %d recorded, %.1f s", len(found), len(sizes), now - start)
+    return found
 
 
 def step_sizes(engine: RankEngine, most: int) -> list[int]:

@@ -24,7 +24,7 @@ from minisgl.stage5.scheduler import Scheduler
 from minisgl.stage6.inbox import LocalInbox
 from minisgl.stage6.messages import AddRequests
 from minisgl.stage7.config import OverlapConfig
-from minisgl.stage7.graph_runner import GraphAttention, GraphEngine, GraphRunner, graph_sizes
+from minisgl.stage7.graph_runner import GraphAttention, GraphEngine, GraphRunner, graph_sizes, sizes_to_record
 from minisgl.stage7.llm import LLM
 
 GREEDY = SamplingParams(max_tokens=20, ignore_eos=True)
@@ -110,9 +110,30 @@ def test_hazard_8_what_pads_a_batch_writes_to_the_dummy_page(engine: GraphEngine
 
 
 def test_sizes() -> None:
+    """The largest itself is one of them, or the fullest batches would be launched kernel by kernel."""
     assert graph_sizes(24) == [24, 16, 8, 4, 2, 1]
-    assert graph_sizes(7) == [4, 2, 1]
+    assert graph_sizes(100) == [100, *range(96, 0, -8), 4, 2, 1]
+    assert graph_sizes(7) == [7, 4, 2, 1]
     assert graph_sizes(1) == [1]
+
+
+@pytest.mark.parametrize(("wanted", "largest"), [(8, 8), (100, 12), (12, 12), (None, 12)])
+def test_no_size_is_larger_than_what_may_run(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, wanted: int | None, largest: int
+) -> None:
+    """12 requests."""
+    engine = make_engine(folder, monkeypatch, "cpu", cuda_graph_max_bs=wanted)
+    monkeypatch.setattr("minisgl.stage7.graph_runner.why_no_graphs", lambda engine: None)
+    assert sizes_to_record(engine)[0] == graph_sizes(largest)
+
+
+def test_the_log_says_the_sizes(engine: GraphEngine, caplog: pytest.LogCaptureFixture) -> None:
+    assert isinstance(engine.attention, FixedShapeAttention)
+    with caplog.at_level(logging.INFO, "minisgl"):
+        GraphRunner(engine, engine.attention, graph_sizes(12), Recorder())
+    said = [record.getMessage() for record in caplog.records]
+    assert said[0] == "CUDA graphs: recording 5 batch sizes: 12 8 4 2 1"
+    assert said[-1].startswith("CUDA graphs: 5 of 5 recorded, ")
 
 
 def test_a_cpu_says_that_graphs_need_cuda(folder: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,10 @@ from minisgl.core.sampling_params import SamplingParams
 from minisgl.core.trace import Tracer
 from minisgl.models.config import ModelConfig
 from minisgl.stage5.scheduler import Scheduler
+from minisgl.stage7 import step_graphs
 from minisgl.stage7.config import OverlapConfig
 from minisgl.stage7.graph_runner import GraphEngine
-from minisgl.stage7.step_graphs import record_steps
+from minisgl.stage7.step_graphs import record_each, record_steps
 
 
 class RecordableAttention(PagedTorchAttention):
@@ -125,3 +127,21 @@ def test_what_a_longer_batch_left_points_at_no_token_of_a_shorter(engine: GraphE
     assert seen[0][:4].tolist() == [39, 89, 99, 127]
     assert seen[1][:2].tolist() == [6, 63]
     assert int(seen[1].max()) == 63
+
+
+def test_the_log_says_which_sizes_and_how_far_it_is(
+    engine: GraphEngine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In seconds: a start that records for a minute is not taken for one that hangs."""
+    now = iter(range(0, 1000, 3))
+    monkeypatch.setattr(step_graphs.time, "perf_counter", lambda: float(next(now)))
+    with caplog.at_level(logging.INFO, "minisgl"):
+        record_each([4, 2, 1], lambda size: lambda: None)
+    said = [record.getMessage() for record in caplog.records]
+    assert said == [f"CUDA graphs: {n} of 3 recorded, {3.0 * n:.1f} s" for n in (1, 2, 3)]
+    caplog.clear()
+    with caplog.at_level(logging.INFO, "minisgl"):
+        record_steps(engine, 130, 8, lambda run: run)
+    said = [record.getMessage() for record in caplog.records]
+    assert said[0] == "CUDA graphs: recording steps with prompts of 128 64 tokens"
+    assert said[-1].startswith("CUDA graphs: 2 of 2 recorded, ")
