@@ -32,6 +32,7 @@ from minisgl.stage3.page_pool import KVCachePool, PageAllocator
 from minisgl.stage3.page_table import PageTable
 
 BACKENDS = ("fi", "triton", "torch")  # of attention, and "fa" where its packages are
+MOST_TOKENS = 16384  # of prompts in one step
 Forms = dict[str, Callable[[], object]]
 
 
@@ -128,14 +129,22 @@ def _linear(inputs: Callable[[ModelConfig], int], outputs: Callable[[ModelConfig
 
 
 def attention_decode(s: Shape) -> Case:
-    forms: Forms = {name: call for name, (_, call) in _attention(s).items()}
+    forms: Forms = {name: call for name, (_, call) in _attention(s, 1).items()}
     kv = 2 * s.batch * s.context * s.config.num_kv_heads * s.config.head_dim * s.dtype.itemsize
     return Case(kv, forms)
 
 
+def attention_prefill(s: Shape) -> Case:
+    """Whole prompts of `context` tokens: of the batch as many as a step of MOST_TOKENS has room for."""
+    s = dataclasses.replace(s, batch=max(1, min(s.batch, MOST_TOKENS // s.context)))
+    forms: Forms = {name: call for name, (_, call) in _attention(s, s.context).items()}
+    heads = 2 * (s.config.num_heads + s.config.num_kv_heads)  # of q, k, v and what comes out
+    return Case(s.batch * s.context * heads * s.config.head_dim * s.dtype.itemsize, forms)
+
+
 def attention_metadata(s: Shape) -> Case:
     """What the host does for it once a step."""
-    return Case(0, {name: prepare for name, (prepare, _) in _attention(s).items()}, on_host=True)
+    return Case(0, {name: prepare for name, (prepare, _) in _attention(s, 1).items()}, on_host=True)
 
 
 CASES: dict[str, Callable[[Shape], Case]] = {
@@ -149,12 +158,14 @@ CASES: dict[str, Callable[[Shape], Case]] = {
     "down_proj": _linear(lambda c: c.intermediate_size, lambda c: c.hidden_size),
     "lm_head": _linear(lambda c: c.hidden_size, lambda c: c.vocab_size),
     "attention_decode": attention_decode,
+    "attention_prefill": attention_prefill,
     "attention_metadata": attention_metadata,
 }
 
 
-def _attention(s: Shape) -> dict[str, tuple[Callable[[], object], Callable[[], Tensor]]]:
-    """By backend: its preparation of a decode step, and one layer of it. All requests have `context` tokens."""
+def _attention(s: Shape, new: int) -> dict[str, tuple[Callable[[], object], Callable[[], Tensor]]]:
+    """By backend: its preparation of a step, and one layer of it. All requests have `context` tokens, the last `new` of
+    which are computed."""
     config, reqs = s.config, requests(s, SamplingParams())
     pages = s.batch * -(-s.context // s.page_size)
     pool = KVCachePool(1, pages, s.page_size, config.num_kv_heads, config.head_dim, s.dtype, s.device)
@@ -163,12 +174,12 @@ def _attention(s: Shape) -> dict[str, tuple[Callable[[], object], Callable[[], T
     rows = PageTable(s.batch, s.context, s.page_size, pool.dummy_slot, s.device)
     rows.assign(reqs, PageAllocator(pages).allocate(pages))
     for req in reqs:
-        req.cached_len = s.context - 1
-    batch = Batch(reqs, num_decode=s.batch)
-    positions = _positions(s)
-    out_loc = rows.device[torch.arange(s.batch, device=s.device), positions]
+        req.cached_len = s.context - new
+    batch = Batch(reqs, num_decode=s.batch if new == 1 else 0)
+    positions = torch.arange(s.context - new, s.context, device=s.device).repeat(s.batch)  # [tokens]
+    out_loc = rows.device[torch.arange(s.batch, device=s.device).repeat_interleave(new), positions]
     batch.positions, batch.out_loc, batch.logits_rows = positions, out_loc, None
-    q, k, v = (s.random(s.batch, n, config.head_dim) for n in (config.num_heads, *[config.num_kv_heads] * 2))
+    q, k, v = (s.random(s.batch * new, n, config.head_dim) for n in (config.num_heads, *[config.num_kv_heads] * 2))
 
     def forms(backend: AttentionBackend) -> tuple[Callable[[], object], Callable[[], Tensor]]:
         ids = torch.zeros_like(out_loc)

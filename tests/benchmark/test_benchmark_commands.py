@@ -152,6 +152,26 @@ def test_kernel_forms_compute_the_same(weightless: str) -> None:
             )
 
 
+@pytest.mark.parametrize(("name", "tokens"), [("attention_decode", 3), ("attention_prefill", 2 * 40)])
+def test_what_attention_is_timed_with(weightless: str, monkeypatch: pytest.MonkeyPatch, name: str, tokens: int) -> None:
+    """A prompt's first token attends to itself alone. Of three prompts of 40 tokens two fit into a step of 100."""
+    from minisgl.benchmark import kernel_cases
+    from minisgl.benchmark.kernel_cases import Shape
+    from minisgl.models.config import ModelConfig
+
+    drawn: list[torch.Tensor] = []
+    draw = Shape.random
+    monkeypatch.setattr(Shape, "random", lambda self, *sizes: drawn.append(draw(self, *sizes)) or drawn[-1])
+    monkeypatch.setattr(kernel_cases, "MOST_TOKENS", 100)
+    shape = Shape(ModelConfig.from_dict(CONFIGS[weightless]), torch.float32, torch.device("cpu"), 3, 40, 16)
+    out = kernel_cases.CASES[name](shape).forms["torch"]()
+    assert isinstance(out, torch.Tensor)
+    q, _, v = drawn
+    assert out.shape == q.shape == (tokens, 4, 16)
+    alone = torch.isclose(out, v.repeat_interleave(2, dim=1)).all(dim=(1, 2))  # [tokens]
+    assert alone.nonzero().flatten().tolist() == ([] if name == "attention_decode" else [0, 40])
+
+
 @pytest.mark.slow
 def test_ablation(tmp_path: Path, weightless: str, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ("--model", weightless, "--requests", "3", "--lengths", "2", "5", "--only", "overlap,radix")
