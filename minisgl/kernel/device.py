@@ -38,10 +38,10 @@ def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
     """ "auto" is bfloat16 where the hardware multiplies it natively, else float32. What it is goes to the log."""
     if name != "auto" and name not in _DTYPES:
         raise ValueError(f"dtype must be auto, {', '.join(_DTYPES)}, not {name!r:.80}")
-    native = device.type == "cuda" or _cpu_has_bf16()
     if name != "auto":
         log.info("%s on %s", name, device)
         return _DTYPES[name]
+    native = torch.cuda.get_device_capability(device) >= (8, 0) if device.type == "cuda" else _cpu_has_bf16()
     chosen, why = ("bfloat16", "it has") if native else ("float32", "it lacks")
     log.info("%s on %s (auto: %s native bfloat16)", chosen, device, why)
     return _DTYPES[chosen]

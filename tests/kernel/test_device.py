@@ -25,10 +25,21 @@ def test_cuda_without_a_gpu_is_refused() -> None:
         d.resolve_device("cuda")
 
 
+@pytest.mark.parametrize(("capability", "dtype"), [((7, 5), "float32"), ((8, 0), "bfloat16"), ((9, 0), "bfloat16")])
+def test_auto_on_gpus(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, capability: tuple[int, int], dtype: str
+) -> None:
+    """From Ampere on they multiply bfloat16; before, torch emulates it."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    with caplog.at_level("INFO", "minisgl"):
+        assert d.resolve_dtype("auto", torch.device("cuda", 0)) is getattr(torch, dtype)
+    has = "has" if dtype == "bfloat16" else "lacks"
+    assert caplog.messages == [f"{dtype} on cuda:0 (auto: it {has} native bfloat16)"]
+
+
 def test_dtype_names() -> None:
     assert d.resolve_dtype("float32", CPU) is torch.float32
     assert d.resolve_dtype("float16", CPU) is torch.float16
-    assert d.resolve_dtype("auto", torch.device("cuda", 0)) is torch.bfloat16
     assert d.resolve_dtype("auto", CPU) in (torch.bfloat16, torch.float32)
     with pytest.raises(ValueError, match=r"float32.*not 'int8'"):
         d.resolve_dtype("int8", CPU)
