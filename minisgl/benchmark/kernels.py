@@ -62,7 +62,10 @@ def main(args: argparse.Namespace) -> int:
                 moves = [f"{speed / 1e9:,.0f}", f"{speed / bandwidth:.0%}"] if case.moved else ["", ""]
                 rows.append([name, str(batch), form, f"{each * 1e6:,.1f}", *moves, f"{ratio:.2f}"])
                 setting = {"kernel": name, "form": form, "batch": batch, "context": args.context}
-                saved.append(subject.record("kernel", "time", "µs", each * 1e6, **setting))
+                measured = [("time", "µs", each * 1e6)]
+                if case.moved:
+                    measured += [("bandwidth", "GB/s", speed / 1e9), ("of_memory", "%", 100 * speed / bandwidth)]
+                saved += [subject.record("kernel", *one, **setting) for one in measured]
     print(table(rows))
     print(f"\nmemory: {bandwidth / 1e9:,.0f} GB/s", file=sys.stderr)
     save(args, saved)

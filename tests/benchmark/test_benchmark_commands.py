@@ -132,6 +132,9 @@ def test_kernels(
     )
     assert found.value("time", "kernel=attention_decode form=torch") > 0
     assert found.value("time", "kernel=sample_drawn form=minisgl") > 0
+    share, speed = (found.value(name, "kernel=lm_head form=torch") for name in ("of_memory", "bandwidth"))
+    assert share == pytest.approx(10 * speed, abs=0.001), "of 10 GB/s"
+    assert not [r for r in found.records if r["metric"] == "bandwidth" and "attention_metadata" in r["setting"]]
     assert "lm_head" in capsys.readouterr().out
 
 
