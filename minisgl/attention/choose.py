@@ -70,7 +70,7 @@ def check_attention(name: str, dtype: torch.dtype, device: torch.device) -> None
 
 def _best(s: Shape) -> AttentionBackend:
     if s.device.type == "cpu":
-        log.info("attention: plain torch (auto: a CPU has no other)")
+        log.debug("attention: plain torch (auto: a CPU has no other)")
         return PagedTorchAttention(*s[:4])
     # Times of a decode layer on an H200, 256 rows of 100 to 2000 tokens, over what reading K and V takes, with 2 and 4
     # query heads a KV head: ours 1.02 and 1.04, FlashInfer's xqa 1.12 with pages of 64 and 1.23 with 16, its planned
