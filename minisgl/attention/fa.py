@@ -2,9 +2,8 @@
 
 Dao et al., 2022, 2023; Shah et al., 2024. All three read pages in place and need no plan, so their metadata is that of
 our own kernels and can be recorded. 4 compiles its kernels when they are first called, some seconds for each kind of
-step; FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED=1 makes it keep them. Written to the signatures of flash-attn 2.8,
-flash-attn-3 3.0 and flash-attn-4 4.0.0b36 (Hopper's pages: from b10 on) and tested with stand-ins of them: none was run
-on a GPU here.
+step; FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED=1 makes it keep them. flash-attn-4 4.0.0b36 was run on an H200 (Hopper's
+pages: from b10 on); flash-attn 2.8 and flash-attn-3 3.0 only as stand-ins with their signatures.
 """
 
 from __future__ import annotations
