@@ -1,24 +1,19 @@
-"""Copies of rows: K and V to their slots, embeddings by token id; by the best kernel that is here. Knows no layers.
+"""Copies of rows: K and V to their slots, embeddings by token id. Knows no layers.
 
-The forms, best first: CUDA C++ (`cuda_rows`), Triton (`triton_rows`), and the plain torch below, which is the
-reference. Each is a module with these two functions.
+The forms: CUDA C++ (`cuda_rows`), Triton (`triton_rows`), and the plain torch below, which is the reference. Each is a
+module with these two functions.
 """
 
 from __future__ import annotations
 
-import logging
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from minisgl.kernel.jit import CannotCompile
 from minisgl.kernel.triton_runs import triton_runs
-
-log = logging.getLogger("minisgl")
 
 
 def store_rows(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, out_loc: Tensor) -> None:
@@ -37,23 +32,10 @@ def gather_rows(table: Tensor, ids: Tensor, first: int) -> Tensor:
 
 
 def row_kernels(device: torch.device) -> dict[str, Any]:
-    """The forms for a device by name, best first. Those of CUDA C++ may still raise CannotCompile."""
+    """The forms for a device by name. Those of CUDA C++ may still raise CannotCompile."""
     here = {"torch": sys.modules[__name__]}
     if not triton_runs(device):
         return here
     from minisgl.kernel import cuda_rows, triton_rows
 
     return {"cuda": cuda_rows, "triton": triton_rows, **here}
-
-
-def best_gather(table: Tensor) -> Callable[[Tensor, Tensor, int], Tensor]:
-    """The fastest `gather_rows` for a table, compiled now if it must be. The log says why it is not the first form."""
-    none = torch.empty(0, dtype=torch.int32, device=table.device)
-    for name, form in row_kernels(table.device).items():
-        try:
-            form.gather_rows(table, none, 0)
-        except CannotCompile as error:
-            log.info("rows are not gathered by %s: %s", name, error)
-        else:
-            return form.gather_rows
-    raise AssertionError  # torch always runs

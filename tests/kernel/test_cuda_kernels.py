@@ -98,18 +98,6 @@ def test_no_rows(form: Any) -> None:
     assert form.gather_rows(random(3, 8, dtype=torch.float32), none, 0).shape == (0, 8)
 
 
-@on_gpu
-def test_the_best_is_taken() -> None:
-    try:
-        jit.find_compiler(jit.gpu_arch(DEVICE))
-        jit.require_tvm_ffi()
-        expected = "cuda"
-    except jit.CannotCompile:
-        expected = "triton"
-    best = rows.best_gather(random(10, 1024, dtype=torch.bfloat16))
-    assert best is rows.row_kernels(DEVICE)[expected].gather_rows
-
-
 def test_what_does_not_fit_is_refused(cuda: Any) -> None:
     """Before anything is launched: the cache is as it was."""
     k, v = random(2, 5, 8, 128, dtype=torch.bfloat16)

@@ -138,20 +138,6 @@ def test_without_tvm_ffi_all_goes_on(
     assert list(rows.row_kernels(torch.device("cpu"))) == ["torch"]
 
 
-def test_a_kernel_that_cannot_be_had_leaves_the_next(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    class Missing:
-        @staticmethod
-        def gather_rows(*_: object) -> None:
-            raise jit.CannotCompile("no compiler: install one")
-
-    monkeypatch.setattr(rows, "row_kernels", lambda device: {"cuda": Missing, "torch": rows})
-    with caplog.at_level(logging.INFO, "minisgl"):
-        assert rows.best_gather(torch.zeros(3, 4)) is rows.gather_rows
-    assert [r.getMessage() for r in caplog.records] == ["rows are not gathered by cuda: no compiler: install one"]
-
-
 def test_sources_are_a_part_of_the_package() -> None:
     """An installed minisgl has no checkout beside it."""
     pyproject = (Path(__file__).parents[2] / "pyproject.toml").read_text()
