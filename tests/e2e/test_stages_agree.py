@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 from typing import Any
 
 import pytest
@@ -12,13 +13,13 @@ from minisgl.core.sampling_params import SamplingParams
 
 from .conftest import NEW_TOKENS, Expected
 
-# Pairwise over page size, cache, chunk and overlap; the full matrix runs on tiny models.
+# Pairwise over PAIRED, and chunks of several lengths; the full matrix runs on tiny models.
 VARIANTS: list[tuple[int, dict[str, Any]]] = [
     (2, {}),
     (3, {"page_size": 16}),
     (3, {"page_size": 1}),
     (4, {"page_size": 16, "cache": "radix"}),
-    (4, {"page_size": 64, "cache": "naive"}),
+    (4, {"page_size": 16, "cache": "naive"}),
     (5, {"page_size": 16, "cache": "radix", "max_prefill_length": 32}),
     (5, {"page_size": 1, "cache": "radix", "max_prefill_length": 16}),
     (5, {"page_size": 64, "cache": "naive", "max_prefill_length": 33}),
@@ -27,6 +28,19 @@ VARIANTS: list[tuple[int, dict[str, Any]]] = [
     (7, {"page_size": 1, "cache": "naive", "max_prefill_length": 31}),
     (7, {"page_size": 64, "cache": "radix", "disable_overlap": True}),
 ]
+SERVER: tuple[int, dict[str, Any]] = (8, {"page_size": 64, "cache": "radix", "max_prefill_length": 32})
+TENSOR_PARALLEL: list[tuple[int, dict[str, Any]]] = [
+    (6, {}),
+    (7, {"page_size": 64, "cache": "naive"}),
+    (7, {"page_size": 1, "disable_overlap": True}),
+    (8, {"page_size": 16, "cache": "radix"}),
+]
+PAIRED: dict[str, tuple[Any, ...]] = {
+    "page_size": (1, 16, 64),
+    "cache": ("naive", "radix"),
+    "disable_overlap": (False, True),
+    "tp": (1, 2),
+}
 
 
 def run(stage: int, prompts: list[list[int]], max_tokens: int = NEW_TOKENS, **options: Any) -> list[list[int]]:
@@ -64,13 +78,37 @@ def test_batched(stage: int, options: dict[str, Any], expected: Expected) -> Non
     assert run(stage, expected.prompts, **options) == expected.answers
 
 
+@pytest.mark.slow
+def test_the_servers_processes(expected: Expected) -> None:
+    stage, options = SERVER
+    assert run(stage, expected.prompts, **options) == expected.answers
+
+
 @pytest.mark.parametrize("stage", [3, 5, 7])
 def test_alone(stage: int, expected: Expected) -> None:
     assert run(stage, expected.prompts[:1]) == expected.answers[:1]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("stage", "options"), [(6, {}), (7, {}), (7, {"disable_overlap": True, "page_size": 1})])
+@pytest.mark.parametrize(("stage", "options"), TENSOR_PARALLEL, ids=lambda value: str(value).replace("'", ""))
 def test_tensor_parallel(stage: int, options: dict[str, Any], expected: Expected) -> None:
     """9 heads and 3 KV heads on two ranks."""
     assert run(stage, expected.prompts, tp=2, **options) == expected.answers
+
+
+def test_every_stage_is_compared_and_every_pair_of_settings() -> None:
+    """Of those that have them all: earlier stages know no cache, or cannot be cut."""
+    assert {stage for stage, _ in TENSOR_PARALLEL} == {6, 7, 8}, "a stage is not cut"
+    variants = [*VARIANTS, SERVER, *((stage, options | {"tp": 2}) for stage, options in TENSOR_PARALLEL)]
+    assert {1, *(stage for stage, _ in variants)} == set(range(1, 9)), "a stage is not compared"
+    seen = [settings(stage, options) for stage, options in variants if stage >= 4]
+    for (one, values), (other, others) in itertools.combinations(PAIRED.items(), 2):
+        for pair in itertools.product(values, others):
+            assert pair in [(found[one], found[other]) for found in seen], f"{one}, {other}: nobody runs {pair}"
+
+
+def settings(stage: int, options: dict[str, Any]) -> dict[str, Any]:
+    """What a variant runs with. Before stage 7 nothing overlaps, and before stage 6 there is one rank."""
+    config = importlib.import_module(f"minisgl.stage{stage}.llm").LLM.config_class(**options)
+    earlier = {"disable_overlap": True, "tp": 1}
+    return {name: getattr(config, name, earlier.get(name)) for name in PAIRED}
