@@ -168,7 +168,8 @@ def show_json(llm: BaseLLM, prompts: list[list[int]], params: SamplingParams) ->
 
 
 def completion_dict(completion: Completion) -> dict[str, Any]:
-    return dataclasses.asdict(completion)
+    """What no flag asks for, logprobs, is left out."""
+    return {name: value for name, value in dataclasses.asdict(completion).items() if value is not None}
 
 
 def show_text(llm: BaseLLM, prompts: list[list[int]], params: SamplingParams) -> None:

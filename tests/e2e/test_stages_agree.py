@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import importlib
 import itertools
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
-from prompts import MIN_GAP
+from prompts import EMOJI, MIN_GAP, PLANETS, TEXTS
+from transformers import AutoTokenizer
 
 from minisgl.core.sampling_params import SamplingParams
 
@@ -112,3 +118,26 @@ def settings(stage: int, options: dict[str, Any]) -> dict[str, Any]:
     config = importlib.import_module(f"minisgl.stage{stage}.llm").LLM.config_class(**options)
     earlier = {"disable_overlap": True, "tp": 1}
     return {name: getattr(config, name, earlier.get(name)) for name in PAIRED}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", range(1, 9))
+def test_the_command_line(stage: int, expected: Expected, model_folder: Path) -> None:
+    """Standard output has one object a prompt and nothing else; and the server's command opens no port for it."""
+    tokenizer = AutoTokenizer.from_pretrained(model_folder)
+    command = [sys.executable, "-m", f"minisgl.stage{stage}", "--prompt", EMOJI, "--prompt", PLANETS]
+    command += ["--dtype", "float32", "--temperature", "0", "--max-tokens", str(NEW_TOKENS), "--ignore-eos"]
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = ["--port", str(taken.getsockname()[1])] if stage == 8 else []
+        done = subprocess.run([*command, *port, "--output", "json"], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert [json.loads(line) for line in done.stdout.splitlines()] == [
+        {
+            "text": tokenizer.decode(expected.answers[number]),
+            "token_ids": expected.answers[number],
+            "finish_reason": "length",
+            "prompt_tokens": len(expected.prompts[number]),
+            "cached_tokens": 0,
+        }
+        for number in (TEXTS.index(EMOJI), TEXTS.index(PLANETS))
+    ]
