@@ -24,6 +24,7 @@ from minisgl.core.config import Config
 from minisgl.core.threads import usable_cores
 
 MODEL = "smollm2-135m"
+OFFLINE, SERVED = "stage 7", "stage 8, HTTP"  # the same engine and loop, without and with the server around it
 RESULTS = Path(__file__).parent / "results" / "stages.jsonl"
 
 
@@ -41,6 +42,8 @@ def main(args: argparse.Namespace) -> None:
     Config(threads=args.threads)  # raises ValueError before the first of many processes does
     found: dict[str, dict[str, float]] = {}
     for who, numbers in measured(stages, args.dtype, args.threads):
+        if who == SERVED and OFFLINE in found:
+            numbers["share_of_offline_pct"] = 100 * numbers["batch_tok_s"] / found[OFFLINE]["batch_tok_s"]
         found[who] = numbers
         write(args.out, records(who, numbers, f"dtype={args.dtype} threads={args.threads}"))  # whatever comes after
     print(table(rows(found)))
@@ -56,7 +59,7 @@ def measured(stages: list[int], dtype: str, threads: int) -> Iterator[tuple[str,
         if stage == 6 and torch.cuda.device_count() != 1:  # ranks have a GPU each, or share the CPU
             yield "stage 6, tp 2", child("measure", ["--dtype", dtype, "--threads", "1", "--stage", "6", "--tp", "2"])
         if stage == 8:
-            yield "stage 8, HTTP", asyncio.run(serve_and_load(dtype, threads))
+            yield SERVED, asyncio.run(serve_and_load(dtype, threads))
     yield "transformers", child("transformers_baseline", common)
 
 
