@@ -127,7 +127,12 @@ def install(extras: set[str], attempts: list[list[str]]) -> None:
     pip = [PYTHON, "-m", "pip", "install", "--disable-pip-version-check", "--quiet"]
     if attempts:
         say("installing torch for the CPU (up to 200 MB to download)")
-        if not any(run_apart([*pip, *attempt]) == 0 for attempt in attempts):
+        for number, attempt in enumerate(attempts):
+            if number:
+                say(f"{TORCH} is not to be had there: trying pip's usual index")
+            if run_apart([*pip, *attempt]) == 0:
+                break
+        else:
             sys.exit(f"error: pip could not install {TORCH}; its own words are above")
     target = f"minisgl[{','.join(wanted.extras)}]" if wanted.extras else "minisgl"
     say(f"installing {target} and what it needs")

@@ -41,6 +41,25 @@ def test_elsewhere_the_default_build_is_right(system: str, gpu: bool) -> None:
     assert setup.torch_attempts(system, gpu) == []
 
 
+@pytest.mark.parametrize(("statuses", "ends_well"), [([1, 0, 0], True), ([1, 1], False)])
+def test_the_errors_of_an_attempt_are_not_left_unexplained(
+    statuses: list[int], ends_well: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """pip prints its own, in red, where the first index is out of reach; the second attempt is then all that counts."""
+    monkeypatch.setattr(setup, "read_stamp", lambda: None)
+    monkeypatch.setattr(setup, "fresh_venv", lambda wanted: None)
+    monkeypatch.setattr(setup, "write_stamp", lambda stamp: None)
+    monkeypatch.setattr(setup, "run_apart", lambda command: statuses.pop(0))
+    if ends_well:
+        setup.install(set(), setup.torch_attempts("Linux", gpu=False))
+    else:
+        with pytest.raises(SystemExit, match="pip could not install torch"):
+            setup.install(set(), setup.torch_attempts("Linux", gpu=False))
+    assert statuses == []
+    said = capsys.readouterr().err.splitlines()
+    assert len([line for line in said if "not to be had there: trying pip's usual index" in line]) == 1
+
+
 @pytest.mark.parametrize(
     ("wanted", "serves", "grows"),
     [
