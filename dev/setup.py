@@ -12,6 +12,7 @@ at once. An install that was interrupted, by Ctrl-C or otherwise, is begun again
 from __future__ import annotations  # an old Python must get as far as the error that says so
 
 import argparse
+import contextlib
 import hashlib
 import importlib.util
 import json
@@ -211,7 +212,8 @@ def run_apart(command: list[str]) -> int:
         try:
             status = process.wait()
         except BaseException:
-            os.killpg(process.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
+                os.killpg(process.pid, signal.SIGKILL)
             raise
     return status if status >= 0 else 128 - status
 

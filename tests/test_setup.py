@@ -177,6 +177,21 @@ def test_an_interrupted_install_ends_quietly_and_is_begun_again(
     assert not (tmp_path / ".venv.old").exists()
 
 
+def test_interrupted_as_what_it_waits_for_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After Ctrl-C Python's own `wait` gives a child a quarter of a second, in which it may end by itself."""
+    wait, interrupts = subprocess.Popen.wait, [KeyboardInterrupt]
+
+    def interrupted(process: Any, timeout: float | None = None) -> int:
+        status = wait(process, timeout)
+        if interrupts:
+            raise interrupts.pop()
+        return status
+
+    monkeypatch.setattr(subprocess.Popen, "wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        setup.run_apart([sys.executable, "-c", ""])
+
+
 def wait_until_gone(pid: int) -> None:
     """Or until it is dead, and nobody has asked for its status yet."""
     for _ in range(600):
