@@ -108,7 +108,7 @@ class ModelConfig:
         num_heads, hidden_size = keys.integer("num_attention_heads"), keys.integer("hidden_size")
         max_position = keys.integer("max_position_embeddings")
         rope = RopeConfig.from_keys(keys, max_position)
-        _refuse_sliding_window(keys, architecture)
+        _refuse_sliding_window(keys, architecture, "sliding_window" in data)
         config = cls(
             architecture=architecture,
             vocab_size=keys.integer("vocab_size"),
@@ -149,8 +149,13 @@ def _moe_fields(keys: Keys) -> dict[str, Any]:
     }
 
 
-def _refuse_sliding_window(keys: Keys, architecture: str) -> None:
+def _refuse_sliding_window(keys: Keys, architecture: str, is_given: bool) -> None:
     """Qwen's sliding_window means nothing without use_sliding_window, which is refused unless false."""
+    if architecture == "MistralForCausalLM" and not is_given:
+        raise UnsupportedModel(
+            "sliding_window is missing in config.json, which for Mistral means 4096, and that is not supported: write "
+            "null if the model has none"
+        )
     window = keys.take("sliding_window", default=None)
     if window is not None and not architecture.startswith("Qwen"):
         raise UnsupportedModel(f"sliding_window {window!r:.80} is not supported, only null")

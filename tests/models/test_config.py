@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import MistralConfig
 
 from minisgl.models.config import ModelConfig, UnsupportedModel
 from minisgl.models.rope_config import RopeConfig
@@ -149,6 +150,15 @@ def test_what_is_not_done_is_refused_by_name(base: dict[str, Any], changes: dict
     assert read(base) is not None, "the base must be fine: only the change is to blame"
     with pytest.raises(UnsupportedModel, match=named):
         read(base, **changes)
+
+
+def test_a_window_that_transformers_would_take_by_default_is_not_left_out() -> None:
+    """Mistral's is 4096 where the key is absent, and none only where it is null: full attention would be wrong."""
+    assert MistralConfig().sliding_window == 4096
+    absent = {key: value for key, value in MISTRAL.items() if key != "sliding_window"}
+    with pytest.raises(UnsupportedModel, match="sliding_window is missing .* 4096.* write null"):
+        ModelConfig.from_dict(absent)
+    assert ModelConfig.from_dict(absent | {"architectures": ["LlamaForCausalLM"]}) == read(LLAMA)
 
 
 @pytest.mark.parametrize("name", sorted(LLAMA.keys() - {"model_type", "architectures", "num_key_value_heads"}))
