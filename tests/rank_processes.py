@@ -23,6 +23,7 @@ from minisgl.sampling.sampler import Sampler
 from minisgl.sampling.vocab_parallel import VocabParallelSampler
 from minisgl.stage6.communicators import DistributedCommunicator, rank_device
 from minisgl.stage6.communicators_by_name import make_communicator
+from minisgl.stage6.rank_main import end_process
 
 VOCAB = 49_999  # no multiple of 2: the shards differ
 COLUMNS = 576
@@ -136,6 +137,7 @@ def main(what: str, name: str, device: str, size: int, steps: int, meet: str, ra
         {"sums": sums, "tokens": tokens}[what](comm, steps)
     comm.barrier()
     comm.close()
+    end_process(0)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from torch import Tensor
 from minisgl.stage6.communicators import DistributedCommunicator, rank_device
 from minisgl.stage6.communicators_nccl import NcclCalls, Window
 from minisgl.stage6.communicators_symm import SymmetricBuffer, why_not
+from minisgl.stage6.rank_main import end_process
 
 CALLS = 50  # in one graph, or one after the other
 REPEATS = 10
@@ -111,3 +112,4 @@ def _seconds(
 if __name__ == "__main__":
     with torch.inference_mode():
         main(json.loads(sys.argv[1]), int(sys.argv[2]))
+    end_process(0)

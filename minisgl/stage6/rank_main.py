@@ -11,6 +11,7 @@ import os
 import sys
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import NoReturn
 
 import msgspec
 
@@ -39,8 +40,17 @@ def main() -> None:
         _run(start, connection, mailbox)
     except BaseException as error:
         connection.send_bytes(encode(_last_words(error)))
-        sys.stderr.flush()
-        os._exit(1)  # not by way of destructors, which may wait for other ranks
+        end_process(1)
+    end_process(0)
+
+
+def end_process(status: int) -> NoReturn:
+    """At once, and never through the interpreter's own end. There destructors may wait for other ranks; and a thread of
+    gloo that still has to let go of a tensor then asks for Python's lock, which ends it in the midst of C++: "terminate
+    called without an active exception"."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 def _run(start: Start, connection: Connection, mailbox: Mailbox) -> None:

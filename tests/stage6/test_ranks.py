@@ -99,6 +99,25 @@ def test_a_rank_ends_with_its_parent_even_in_a_collective(tiny_folder: Path, tmp
         process.wait()
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_ranks_end_without_the_interpreters_end(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While that is under way, a thread of gloo that lets go of a tensor ends the process with SIGABRT."""
+    tell = f"import atexit, pathlib, os; atexit.register(pathlib.Path({str(tmp_path)!r}, f'{{os.getpid()}}.end').touch)"
+    (tmp_path / "sitecustomize.py").write_text(tell)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    subprocess.run([ranks_module.sys.executable, "-c", ""], check=True, timeout=60)
+    assert len(list(tmp_path.glob("*.end"))) == 1, "an end of the other kind is seen"
+    with LLM(str(tiny_folder), tp=2, **OPTIONS) as llm:
+        assert isinstance(llm.ranks, RankGroup)
+        processes = llm.ranks._processes
+        llm.generate("a", greedy(1))
+    assert [process.returncode for process in processes] == [0, 0]
+    assert len(list(tmp_path.glob("*.end"))) == 1
+
+
 class FakeProcess:
     """Stands in for subprocess.Popen: a rank played by a thread, which `script` gives its words."""
 
