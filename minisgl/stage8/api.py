@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
@@ -31,6 +31,8 @@ MAX_BODIES = 512 << 20  # of all that are being read at once, but for the small 
 SMALL_BODY = 64 << 10  # what a connection holds in any case
 OPEN_PATHS = ("/health", "/ready")  # for load balancers, which have no key
 ADMIN_PATHS = ("/flush_cache", "/reset_prefix_cache")  # what concerns everybody's requests
+
+Handler = Callable[..., Awaitable[Response]]
 
 
 def create_app(service: Service, api_key: str | None = None, admin_key: str | None = None) -> FastAPI:
@@ -64,12 +66,17 @@ def _add_answer_routes(app: FastAPI, service: Service) -> None:
     add("/generate", generate_call)
 
 
+def _get(app: FastAPI, path: str) -> Callable[[Handler], Handler]:
+    """Of HEAD's answer uvicorn sends all but the body."""
+    return app.api_route(path, methods=["GET", "HEAD"])
+
+
 def _add_model_routes(app: FastAPI, service: Service) -> None:
-    @app.get("/v1/models")
+    @_get(app, "/v1/models")
     async def models() -> Response:
         return _json({"object": "list", "data": [_model_card(service, service.names[0])]})
 
-    @app.get("/v1/models/{name:path}")
+    @_get(app, "/v1/models/{name:path}")
     async def model(name: str) -> Response:
         check_model(name, service.names)
         return _json(_model_card(service, name))
@@ -91,27 +98,27 @@ def _add_control_routes(app: FastAPI, service: Service) -> None:
 
 
 def _add_state_routes(app: FastAPI, service: Service) -> None:
-    @app.get("/health")
+    @_get(app, "/health")
     async def health() -> Response:
         service.check_health()
         return _json({"status": "ok"})
 
-    @app.get("/ready")
+    @_get(app, "/ready")
     async def ready() -> Response:
         service.accepting()
         return _json({"status": "ready"})
 
-    @app.get("/metrics")
+    @_get(app, "/metrics")
     async def metrics() -> Response:
         frontend = service.loaded()
         text = prometheus_text(service.names[0], frontend.metrics, frontend.stats)
         return Response(text, media_type=CONTENT_TYPE_LATEST)
 
-    @app.get("/server_info")
+    @_get(app, "/server_info")
     async def server_info() -> Response:
         return _json(service.info())
 
-    @app.get("/openapi.json")
+    @_get(app, "/openapi.json")
     async def openapi() -> Response:
         return _json(openapi_document(__version__))
 

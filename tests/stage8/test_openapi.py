@@ -23,7 +23,7 @@ def test_the_document_has_all_routes_and_no_other() -> None:
             routes = {
                 (method.lower(), route.path.replace(":path", ""))
                 for route in server.app.routes
-                for method in route.methods  # type: ignore[attr-defined]
+                for method in route.methods - {"HEAD"}  # type: ignore[attr-defined]
             }
             document = (await server.get("/openapi.json")).json()
         assert {(one.method, one.path) for one in ENDPOINTS} == routes
