@@ -73,9 +73,10 @@ class MyAsk(Ask):
     #   self._open      dict from the uid of a request without its last reply to its index in this Ask
     #   self._silent    set of the indices that had no reply yet
     #   self._keep(index, reply)   for the reader; self._wake.set()   wakes the reader, whatever came
-    #   self._failure   None, or the exception that the reader shall get: RequestRefused(message, param),
+    #   self._failure   None, or the exception that the reader shall get: RequestRefused(message, param, code),
     #       RequestFailed(message), EngineGone(message)
-    #   reply.uid, .error (str or None), .param, .is_bug (the server is at fault), .finish_reason (None: more will come)
+    #   reply.uid, .error (str or None), .param, .code, .is_bug (the server is at fault), .finish_reason (None: more to
+    #       come)
     def put(self, reply: Reply) -> bool:
         """Take in a reply to one of the open requests. Returns whether it was the last of that request."""
         raise NotImplementedError("exercise 8.4")

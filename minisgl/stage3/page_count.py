@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from minisgl.core.errors import ContextLengthExceeded
 from minisgl.core.sampling_params import SamplingParams
 
 
@@ -11,10 +12,10 @@ def max_pages(prompt_len: int, params: SamplingParams, page_size: int) -> int:
 
 
 def check_fits(prompt_len: int, params: SamplingParams, page_size: int, num_pages: int) -> None:
-    """Raises ValueError for a request that the whole pool could not hold, alone."""
+    """Raises ContextLengthExceeded for a request that the whole pool could not hold, alone."""
     needed = max_pages(prompt_len, params, page_size)
     if needed > num_pages:
-        raise ValueError(
+        raise ContextLengthExceeded(
             f"{prompt_len} prompt tokens and max_tokens {params.max_tokens} need {needed} pages, and the pool has "
             f"{num_pages}: shorten the prompt, lower max_tokens, or raise --num-pages"
         )

@@ -18,11 +18,11 @@ MAX_UNREAD = 64  # replies that wait for a slow reader, before those to one requ
 
 
 class RequestRefused(ValueError):
-    """The request itself is at fault. param: the field that is, if one is."""
+    """The request itself is at fault. param: the field that is, if one is. code: OpenAI's word for why."""
 
-    def __init__(self, message: str, param: str | None = None) -> None:
+    def __init__(self, message: str, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
-        self.param = param
+        self.param, self.code = param, code
 
 
 class RequestFailed(RuntimeError):
@@ -79,7 +79,8 @@ class Ask:
         terminal = reply.error is not None or reply.finish_reason is not None
         index = self._open.pop(reply.uid) if terminal else self._open[reply.uid]
         if reply.error is not None:
-            self._failure = RequestFailed(reply.error) if reply.is_bug else RequestRefused(reply.error, reply.param)
+            refused = RequestRefused(reply.error, reply.param, reply.code)
+            self._failure = RequestFailed(reply.error) if reply.is_bug else refused
         elif reply.finish_reason == "abort":
             self._failure = EngineGone("the server ended this request before it was finished")
         else:

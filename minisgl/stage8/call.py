@@ -55,6 +55,7 @@ def chat_call(data: bytes, served: tuple[str, ...], new_uid: Callable[[], int]) 
     if not 1 <= len(body.messages) <= MAX_MESSAGES:
         raise bad_request(f"messages must be 1 to {MAX_MESSAGES}, not {len(body.messages)}", "messages")
     request = {
+        "field": "messages",
         "chat": [_plain(message, f"messages[{index}]") for index, message in enumerate(body.messages)],
         "template_kwargs": template_kwargs(body),
         "fill_context": limit is None,
@@ -140,15 +141,15 @@ def _plain(message: ChatMessage, path: str) -> dict[str, str]:
 def prompts_of(prompt: str | list[int | str | list[int]], name: str) -> list[dict[str, Any]]:
     """A string, a list of strings, a list of ids, or a list of lists of ids. name: the field's."""
     if isinstance(prompt, str):
-        return [{"text": prompt}]
+        return [{"text": prompt, "field": name}]
     if not prompt:
         raise bad_request(f"{name} is empty: give text or token ids", name)
     if all(isinstance(item, int) for item in prompt):
-        return [{"token_ids": _checked_ids(prompt, name)}]
+        return [{"token_ids": _checked_ids(prompt, name), "field": name}]
     if all(isinstance(item, str) for item in prompt):
-        return [{"text": item} for item in prompt]
+        return [{"text": item, "field": name} for item in prompt]
     if all(isinstance(item, list) for item in prompt):
-        return [{"token_ids": _checked_ids(item, name)} for item in prompt]
+        return [{"token_ids": _checked_ids(item, name), "field": name} for item in prompt]
     raise bad_request(f"{name} must hold only strings, only ids, or only lists of ids", name)
 
 

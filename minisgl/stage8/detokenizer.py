@@ -41,7 +41,7 @@ class DetokenizerRole:
             elif isinstance(message, Answered):
                 replies.append(Reply(message.uid, message.text, message.token_ids, "stop", 0, 0))
             elif isinstance(message, Rejected):
-                words = (message.message, message.param, message.is_bug)
+                words = (message.message, message.param, message.is_bug, message.code)
                 replies.append(Reply(message.uid, "", [], None, 0, 0, *words))
             elif isinstance(message, Heartbeat):
                 heartbeats.append(message)

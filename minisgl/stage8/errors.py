@@ -62,7 +62,7 @@ def as_api_error(error: Exception) -> ApiError:
     if isinstance(error, ApiError):
         return error
     if isinstance(error, RequestRefused):
-        return bad_request(str(error), error.param)
+        return ApiError(400, str(error), error.param, error.code)
     if isinstance(error, QueueFull):
         return ApiError(429, str(error), code="queue_full", headers={"Retry-After": str(RETRY_AFTER)})
     if isinstance(error, EngineGone):

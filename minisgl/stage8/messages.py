@@ -37,6 +37,7 @@ class Tokenize(Message, frozen=True):
     stop: list[str] = []  # texts that end the answer, and are not part of it
     echo: Echo = "no"
     template_kwargs: dict[str, Plain] = {}  # variables of the chat template
+    field: str | None = None  # what the client calls the prompt
 
 
 class Generate(Message, frozen=True):
@@ -134,6 +135,7 @@ class Rejected(Message, frozen=True):
     message: str
     param: str | None = None
     is_bug: bool = False  # the server is at fault, and not the request
+    code: str | None = None  # OpenAI's word for why, if there is one
 
 
 class Step(Message, frozen=True):
@@ -174,6 +176,7 @@ class Reply(msgspec.Struct, frozen=True):
     error: str | None = None
     param: str | None = None
     is_bug: bool = False  # the server is at fault, and not the request
+    code: str | None = None  # OpenAI's word for why, if there is one
     logprobs: list[TextLogprob] = []  # one a token, or those of an echoed prompt, if the request asks for them
 
     @property

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NoReturn
 
+from minisgl.core.errors import ContextLengthExceeded
 from minisgl.core.prompts import check_prompt
 from minisgl.core.sampling_params import MAX_SEED, SamplingParams
 from minisgl.core.tokenizer import Tokenizer
@@ -71,7 +72,7 @@ class TokenizerRole:
                     raise ValueError(f"token id {token_id} is not from 0 to {self._vocab_size - 1}")
             return Answered(question.uid, self._tokenizer.decode(question.token_ids))
         except BaseException as error:  # see `_rejected`
-            return _rejected(question.uid, error)
+            return _rejected(question, error)
 
     def _encode_all(self, requests: Sequence[Tokenize]) -> list[Outcome]:
         """One outcome a request. Texts are encoded together; a template has written BOS, plain text has not."""
@@ -105,7 +106,7 @@ class TokenizerRole:
         limit = self._info.max_seq_len * self._tokenizer.longest_token
         if len(text) > limit:
             words = f"the prompt has {len(text)} characters, and {self._info.max_seq_len} tokens hold at most {limit}"
-            raise ValueError(f"{words}: shorten it")
+            raise ContextLengthExceeded(f"{words}: shorten it")
         return text
 
     def _result(self, request: Tokenize, outcome: Outcome) -> Generate | Rejected:
@@ -117,7 +118,7 @@ class TokenizerRole:
             text = None if request.echo == "no" else request.text
             return Generate.of(request.uid, ids, params, request.stop, request.echo, text)
         except BaseException as error:  # see `_rejected`
-            return _rejected(request.uid, error)
+            return _rejected(request, error)
 
     def _complete(self, request: Tokenize, prompt_len: int) -> SamplingParams:
         """What only now can be said: how much the context leaves, and the seed, which all ranks must share."""
@@ -135,14 +136,16 @@ def _checked(outcome: Outcome) -> list[int]:
     return outcome
 
 
-def _rejected(uid: int, error: BaseException) -> Rejected:
+def _rejected(question: Tokenize | Encode | Decode, error: BaseException) -> Rejected:
     """A panic of the Rust library is not an Exception, and is no more to end this process than one."""
     is_bug = not isinstance(error, ValueError)
     if is_bug:
-        log.error("request %d: the tokenizer failed", uid, exc_info=error)
+        log.error("request %d: the tokenizer failed", question.uid, exc_info=error)
     words = one_line(error, MAX_ERROR_CHARS)
+    if isinstance(error, ContextLengthExceeded) and isinstance(question, Tokenize):
+        return Rejected(question.uid, words, question.field, code="context_length_exceeded")
     field = words.partition(" ")[0]
-    return Rejected(uid, words, field if field in SamplingParams.__dataclass_fields__ else None, is_bug)
+    return Rejected(question.uid, words, field if field in SamplingParams.__dataclass_fields__ else None, is_bug)
 
 
 @contextmanager

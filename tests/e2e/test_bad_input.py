@@ -100,6 +100,8 @@ def test_it_is_refused_and_nothing_else_happens(server: Sound, kind: str) -> Non
         assert response.status_code == 400, (path, str(body)[:100], response.text)
         assert set(response.json()["error"]) == {"message", "type", "param", "code"}
         assert len(response.content) < 1500, "it repeats its input"
+        is_long = kind in ("more than the context holds", "prompts of which one is bad")
+        assert (response.json()["error"]["code"] == "context_length_exceeded") is is_long, response.text
         assert server.ask() == server.answer
     server.check()
 

@@ -397,10 +397,11 @@ def test_a_late_reply_harms_nobody() -> None:
     ("more", "error"),
     [
         ({"error": "max_tokens is too large", "param": "max_tokens"}, RequestRefused),
+        ({"error": "9 tokens", "param": "prompt", "code": "context_length_exceeded"}, RequestRefused),
         ({"error": "the detokenizer failed", "is_bug": True}, RequestFailed),
         ({"reason": "abort"}, EngineGone),
     ],
-    ids=["refused", "a bug", "aborted by the server"],
+    ids=["refused", "refused with a code", "a bug", "aborted by the server"],
 )
 def test_how_a_request_fails(more: dict[str, Any], error: type[Exception]) -> None:
     frontend, sent = make_frontend()
@@ -410,6 +411,7 @@ def test_how_a_request_fails(more: dict[str, Any], error: type[Exception]) -> No
     assert type(raised) is error, f"{more}: {error.__name__} is to be raised by reading it, and {raised!r} was"
     assert more.get("error", "") in str(raised), f"whoever reads it is told why: {more['error']!r}, not {raised!r}"
     assert getattr(raised, "param", None) == more.get("param"), "a refusal names the field at fault"
+    assert getattr(raised, "code", None) == more.get("code"), "reply.code is for programs: they tell a refusal by it"
     assert read(good, "the other one has ended") == [(0, "fine")], "one request fails, and the others go on"
     assert frontend.num_open == 0, "a failure is a request's end too"
     assert sent.aborts == ([0] if error is RequestFailed else []), (

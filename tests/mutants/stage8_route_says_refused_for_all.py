@@ -17,7 +17,7 @@ class MyAsk(Ask):
         terminal = reply.error is not None or reply.finish_reason is not None
         index = self._open.pop(reply.uid) if terminal else self._open[reply.uid]
         if reply.error is not None:
-            self._failure = RequestRefused(reply.error, reply.param)
+            self._failure = RequestRefused(reply.error, reply.param, reply.code)
         elif reply.finish_reason == "abort":
             self._failure = EngineGone("the server ended this request before it was finished")
         else:

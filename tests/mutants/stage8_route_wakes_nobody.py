@@ -17,7 +17,8 @@ class MyAsk(Ask):
         terminal = reply.error is not None or reply.finish_reason is not None
         index = self._open.pop(reply.uid) if terminal else self._open[reply.uid]
         if reply.error is not None:
-            self._failure = RequestFailed(reply.error) if reply.is_bug else RequestRefused(reply.error, reply.param)
+            refused = RequestRefused(reply.error, reply.param, reply.code)
+            self._failure = RequestFailed(reply.error) if reply.is_bug else refused
         elif reply.finish_reason == "abort":
             self._failure = EngineGone("the server ended this request before it was finished")
         else:

@@ -81,7 +81,7 @@ class MyAsk(Ask):
         if reply.error is not None and reply.is_bug:
             self._failure = RequestFailed(reply.error)
         elif reply.error is not None:
-            self._failure = RequestRefused(reply.error, reply.param)
+            self._failure = RequestRefused(reply.error, reply.param, reply.code)
         elif reply.finish_reason == "abort":
             self._failure = EngineGone("ended by the server")
         else:

@@ -416,6 +416,28 @@ def test_what_the_engine_refuses_is_400_before_any_stream(body: dict) -> None:
     asyncio.run(test())
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        (CHAT_PATH, CHAT, "messages"),
+        (TEXT_PATH, TEXT, "prompt"),
+        (TEXT_PATH, {"prompt": [[1], [2, 3]]}, "prompt"),
+        ("/generate", {"text": ["a"]}, "text"),
+        ("/generate", {"input_ids": [1]}, "input_ids"),
+    ],
+)
+def test_what_is_too_long_is_told_by_its_code(path: str, body: dict, field: str) -> None:
+    def answer(request: Tokenize) -> list:
+        return [reply(request.uid, tokens=0, error="9 tokens", param=request.field, code="context_length_exceeded")]
+
+    async def test() -> None:
+        async with serving(FakeRing(answer)) as server:
+            found = error_of(await server.post(path, body))
+            assert (found["param"], found["code"]) == (field, "context_length_exceeded")
+
+    asyncio.run(test())
+
+
 def test_a_bad_prompt_among_good_ones_is_400_before_the_stream() -> None:
     def answer(request: Tokenize) -> list:
         bad = reply(request.uid, tokens=0, error="empty", param="prompt")

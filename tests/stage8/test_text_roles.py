@@ -207,6 +207,30 @@ def test_a_prompt_that_cannot_fit_is_refused_before_the_work_of_encoding_it(
     assert encoded == []
 
 
+@pytest.mark.parametrize(
+    ("prompt", "code"),
+    [
+        ({"text": "word " * 300}, "context_length_exceeded"),
+        ({"text": "x" * 10**6}, "context_length_exceeded"),
+        ({"token_ids": [1] * 197}, "context_length_exceeded"),
+        ({"token_ids": [1] * 150}, "context_length_exceeded"),  # the pool's limit
+        ({"token_ids": [10**6] * 197}, "context_length_exceeded"),  # each id is looked at only if they are few enough
+        ({"chat": [{"role": "user", "content": "word " * 300}], "fill_context": True}, "context_length_exceeded"),
+        ({"text": ""}, None),
+        ({"token_ids": [10**6]}, None),
+        ({"chat": []}, None),
+    ],
+    ids=lambda value: f"{value!r:.40}",
+)
+def test_what_is_too_long_has_openais_code_and_its_field(role: TokenizerRole, prompt: dict, code: str | None) -> None:
+    (refused,) = role.handle([Tokenize(1, PARAMS, field="its name", **prompt)])
+    assert isinstance(refused, Rejected)
+    assert (refused.code, refused.param) == (code, code and "its name")
+    [replies] = DetokenizerRole(role._tokenizer).handle([refused])
+    assert isinstance(replies, Replies)
+    assert (replies.replies[0].code, replies.replies[0].param) == (code, code and "its name")
+
+
 def test_variables_of_the_template(tokenizer: Tokenizer) -> None:
     source = "{{ messages[0].content }}{% if shout %}!{% endif %}"
     role = TokenizerRole(Tokenizer(tokenizer._backend, chat_template=source), vocab_size=49152, info=INFO, seed=0)
