@@ -27,6 +27,7 @@ from minisgl.stage8.prometheus import CONTENT_TYPE_LATEST, prometheus_text
 from minisgl.stage8.service import Service
 
 MAX_BODY = 16 << 20  # bytes: some million tokens
+MAX_VALUES = 1 << 19  # of one body, such as 128 prompts of 4,096 ids: while they are read all streams wait
 MAX_BODIES = 512 << 20  # of all that are being read at once, but for the small ones
 SMALL_BODY = 64 << 10  # what a connection holds in any case
 OPEN_PATHS = ("/health", "/ready")  # for load balancers, which have no key
@@ -124,8 +125,8 @@ def _add_state_routes(app: FastAPI, service: Service) -> None:
 
 
 async def read_body(request: Request, service: Service) -> bytes:
-    """Raises ApiError 413 as soon as the body is known to be too long, which a header can tell; QueueFull when all
-    bodies together are."""
+    """Raises ApiError 413 as soon as the body is known to be too long, which a header can tell, or when it has too many
+    parts; QueueFull when all bodies together are too long."""
     too_long = ApiError(413, f"the body is over the limit of {MAX_BODY} bytes: send less in one request")
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > MAX_BODY:
@@ -141,7 +142,17 @@ async def read_body(request: Request, service: Service) -> bytes:
                 raise QueueFull(f"over {MAX_BODIES} bytes of requests are being read: try again later")
     finally:
         service.body_bytes -= len(body)
+    _check_values(body, max(MAX_VALUES, 2 * (service.max_model_len or 0)))
     return bytes(body)
+
+
+def _check_values(body: bytearray, limit: int) -> None:
+    """Before they are made, which takes ten times as long. Commas within a text count too: few texts have so many.
+    Raises ApiError 413."""
+    values = body.count(b",")
+    if values > limit:
+        words = f"the body has {values} values, as its commas tell, over the limit of {limit}"
+        raise ApiError(413, f"{words}: send fewer prompts or token ids in one request")
 
 
 class KeyGuard:

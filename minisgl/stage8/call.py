@@ -13,6 +13,7 @@ from minisgl.core.sampling_params import SamplingParams
 from minisgl.stage8.errors import bad_request
 from minisgl.stage8.messages import Echo, Tokenize
 from minisgl.stage8.openai_protocol import (
+    MAX_TOKEN_ID,
     ROLES,
     Body,
     ChatBody,
@@ -34,7 +35,6 @@ from minisgl.stage8.sse import AnswerFormat, ChatFormat, CompletionFormat
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default
 MAX_COPIED = 16 << 20  # of all answers' requests together: about what one body may have
 MAX_MESSAGES = 10_000  # each is several tokens, and a template may look at every pair of them
-MAX_TOKEN_ID = 2**31 - 1  # whether the vocabulary has an id, the tokenizer's process knows
 
 
 @dataclass(frozen=True)
@@ -144,17 +144,9 @@ def prompts_of(prompt: str | list[int | str | list[int]], name: str) -> list[dic
         return [{"text": prompt, "field": name}]
     if not prompt:
         raise bad_request(f"{name} is empty: give text or token ids", name)
-    if all(isinstance(item, int) for item in prompt):
-        return [{"token_ids": _checked_ids(prompt, name), "field": name}]
-    if all(isinstance(item, str) for item in prompt):
-        return [{"text": item, "field": name} for item in prompt]
-    if all(isinstance(item, list) for item in prompt):
-        return [{"token_ids": _checked_ids(item, name), "field": name} for item in prompt]
-    raise bad_request(f"{name} must hold only strings, only ids, or only lists of ids", name)
-
-
-def _checked_ids(ids: Any, name: str) -> list[int]:
-    for token_id in ids:
-        if not 0 <= token_id <= MAX_TOKEN_ID:
-            raise bad_request(f"{name}: token id {token_id!r:.80} is not from 0 to {MAX_TOKEN_ID}", name)
-    return ids
+    kinds = set(map(type, prompt))  # a loop over isinstance takes twice as long
+    if len(kinds) > 1:
+        raise bad_request(f"{name} must hold only strings, only ids, or only lists of ids", name)
+    if kinds == {int}:
+        return [{"token_ids": prompt, "field": name}]
+    return [{"text" if kinds == {str} else "token_ids": item, "field": name} for item in prompt]

@@ -15,7 +15,15 @@ import msgspec
 from minisgl.stage8.call import Call, make_call, prompts_of
 from minisgl.stage8.errors import ApiError, bad_request
 from minisgl.stage8.messages import Reply
-from minisgl.stage8.openai_protocol import Body, check_model, checked_fields, json_object, sampling_params, token_limit
+from minisgl.stage8.openai_protocol import (
+    Body,
+    TokenId,
+    check_model,
+    checked_fields,
+    json_object,
+    sampling_params,
+    token_limit,
+)
 from minisgl.stage8.sse import Choice, CompletionFormat, Usage, json_line
 from minisgl.stage8.unsupported import CHAT_ONLY, COMPLETION_ONLY, Neutral
 
@@ -47,7 +55,7 @@ class GenerateBody(Body, frozen=True, kw_only=True):
     refused: ClassVar[Neutral] = UNSUPPORTED
 
     text: str | list[str] | None = None
-    input_ids: list[int | list[int]] | None = None
+    input_ids: list[TokenId | list[TokenId]] | None = None
 
 
 def generate_call(data: bytes, served: tuple[str, ...], new_uid: Callable[[], int]) -> Call:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import Any, ClassVar, NoReturn, TypeVar
+from typing import Annotated, Any, ClassVar, NoReturn, TypeVar
 
 import msgspec
 
@@ -27,6 +27,8 @@ _SAMPLING = (
     *("presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias"),
 )
 
+MAX_TOKEN_ID = 2**31 - 1  # whether the vocabulary has an id, the tokenizer's process knows
+TokenId = Annotated[int, msgspec.Meta(ge=0, le=MAX_TOKEN_ID)]
 BodyT = TypeVar("BodyT", bound=msgspec.Struct)
 
 
@@ -84,7 +86,7 @@ class ChatBody(Body, frozen=True, kw_only=True):
 class CompletionBody(Body, frozen=True, kw_only=True):
     refused: ClassVar[Neutral] = CHAT_ONLY
 
-    prompt: str | list[int | str | list[int]]
+    prompt: str | list[TokenId | str | list[TokenId]]
     logprobs: int | None = None
     echo: bool | None = None
 

@@ -73,7 +73,7 @@ REFUSED: dict[str, list[tuple[str, Any]]] = {
         (TEXT, {"prompt": "a", "max_tokens": 2**31 - 1}),
         (TEXT, {"prompt": "a" * 10**6, "stream": True, **SHORT}),
         (TEXT, {"prompt": "\U0001f642" * 10**6, **SHORT}),
-        (TEXT, {"prompt": [1] * 10**6, **SHORT}),
+        (TEXT, {"prompt": [1] * 500_000, **SHORT}),
         (CHAT, user("a" * 10**6)),
         (CHAT, {**user("a" * CONTEXT), "max_tokens": None}),
         (CHAT, {"messages": [{"role": "user", "content": "a"}] * 10_000, **SHORT}),

@@ -54,7 +54,6 @@ def test_tokenize_and_detokenize() -> None:
         ("/detokenize", {"tokens": [True]}, "tokens"),
         ("/detokenize", {"tokens": [1.0]}, "tokens"),
         ("/detokenize", {"tokens": [[1]]}, "tokens"),
-        ("/detokenize", {"tokens": [0] * (control.MAX_TEXT + 1)}, "tokens"),
     ],
     ids=lambda value: f"{value!r:.40}",
 )
@@ -66,6 +65,18 @@ def test_a_bad_field_is_400_and_named(path: str, body: dict, param: str) -> None
             assert error_of(response)["param"].split("[")[0] == param
             assert server.ring.sent == []
             assert (await server.post(path, body | {"model": "other"})).status_code in (400, 404)
+
+    asyncio.run(test())
+
+
+def test_more_ids_than_the_tokenizer_may_be_given_at_once() -> None:
+    async def test() -> None:
+        async with serving() as server:
+            server.service.max_model_len = control.MAX_TEXT  # else so many values are not read at all
+            response = await server.post("/detokenize", {"tokens": [0] * (control.MAX_TEXT + 1)})
+            assert response.status_code == 400
+            assert error_of(response)["param"] == "tokens"
+            assert server.ring.sent == []
 
     asyncio.run(test())
 
