@@ -29,3 +29,9 @@ def load_model(
     else:
         load_weights(model, folder, model_config, dtype, device, comm)
     return model.eval()
+
+
+def weight_bytes(model_config: ModelConfig, communicator: Communicator, dtype: torch.dtype) -> int:
+    """What the rank's weights take at least, before any of them is read: a CPU packs a tied head apart."""
+    model = create_model(model_config, communicator, 1, dtype, torch.device("cpu"))
+    return sum(parameter.nbytes for parameter in model.parameters())

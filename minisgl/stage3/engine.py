@@ -24,7 +24,7 @@ from minisgl.kernel.device import free_memory, host_copy, pool_terms, resolve_de
 from minisgl.layers.shard import RankHeads
 from minisgl.models.config import ModelConfig
 from minisgl.models.fuse import fuse
-from minisgl.models.load import load_model
+from minisgl.models.load import load_model, weight_bytes
 from minisgl.moe.choose import check_moe_backend, choose_experts
 from minisgl.sampling.args import BatchSamplingArgs
 from minisgl.sampling.logprobs import LogprobArgs, LogprobsOnHost, PromptTokens
@@ -54,6 +54,8 @@ class Engine:
         with _step("communication"):
             self.comm = self.connect()
             free_before = self.free_memory()
+            if config.num_pages is not None:
+                self._check_num_pages(max(0, free_before - weight_bytes(model_config, self.comm, self.dtype)))
         with _step("weights"):
             self.model = load_model(
                 folder, model_config, max_seq_len, self.device, self.dtype, config.dummy_weight, self.comm
@@ -162,7 +164,7 @@ class Engine:
         """Every rank makes as many pages as the one with least room for them."""
         model, size = self.model_config, self.config.page_size
         kv_heads = len(RankHeads(model, self.comm.rank, self.comm.size).kv())
-        each = KVCachePool.page_bytes(model.num_layers, size, kv_heads, model.head_dim, self.dtype)
+        each = self._page_bytes()
         num_pages = self.config.num_pages
         if num_pages is None:
             held = sum(p.nbytes for p in self.model.parameters()) + self.reserved_bytes()
@@ -174,14 +176,24 @@ class Engine:
                 f"no memory for a single page of {each} bytes: use a smaller model, pages smaller than {size}, or "
                 "a higher --memory-ratio on a GPU"
             )
-        needed, free = (num_pages + 1) * each, free_memory(self.device)
-        if self.config.num_pages is not None and needed > free:
-            raise ValueError(
-                f"--num-pages {num_pages} needs {needed / 2**30:.2f} GiB, and {free / 2**30:.2f} GiB are free: give at "
-                f"most {max(0, free // each - 1)}, or leave it out"
-            )
+        self._check_num_pages(free_memory(self.device))  # again: more than the weights is there by now
         log.info("KV cache: %d pages of %d tokens, %.2f GiB", num_pages, size, (num_pages + 1) * each / 2**30)
         return KVCachePool(model.num_layers, num_pages, size, kv_heads, model.head_dim, self.dtype, self.device)
+
+    def _page_bytes(self) -> int:
+        model = self.model_config
+        kv_heads = len(RankHeads(model, self.comm.rank, self.comm.size).kv())
+        return KVCachePool.page_bytes(model.num_layers, self.config.page_size, kv_heads, model.head_dim, self.dtype)
+
+    def _check_num_pages(self, free: int) -> None:
+        """free: bytes left to the pool. Raises ValueError when the setting asks for more."""
+        num_pages, each = self.config.num_pages, self._page_bytes()
+        if num_pages is not None and (num_pages + 1) * each > free:
+            needed = (num_pages + 1) * each / 2**30
+            raise ValueError(
+                f"--num-pages {num_pages} needs {needed:.2f} GiB, and {free / 2**30:.2f} GiB are free: give at "
+                f"most {max(0, free // each - 1)}, or leave it out"
+            )
 
 
 def _token_indices(batch: Batch) -> tuple[Tensor, Tensor]:
