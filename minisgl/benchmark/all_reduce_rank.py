@@ -44,6 +44,7 @@ def main(wanted: dict[str, Any], rank: int) -> None:
     if rank == 0:
         print(json.dumps(found))
     comm.close()
+    end_process(0)
 
 
 def ways(comm: DistributedCommunicator, windows: bool) -> dict[str, Sum]:
@@ -112,4 +113,3 @@ def _seconds(
 if __name__ == "__main__":
     with torch.inference_mode():
         main(json.loads(sys.argv[1]), int(sys.argv[2]))
-    end_process(0)

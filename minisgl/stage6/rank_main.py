@@ -41,19 +41,18 @@ def main() -> None:
     except BaseException as error:
         connection.send_bytes(encode(_last_words(error)))
         end_process(1)
-    end_process(0)
 
 
 def end_process(status: int) -> NoReturn:
-    """At once, and never through the interpreter's own end. There destructors may wait for other ranks; and a thread of
-    gloo that still has to let go of a tensor then asks for Python's lock, which ends it in the midst of C++: "terminate
-    called without an active exception"."""
+    """At once: not by way of destructors, which may wait for other ranks, nor through the interpreter's own end. There
+    a thread of gloo that still has to let go of a tensor asks for Python's lock, which ends it in the midst of C++:
+    "terminate called without an active exception". Call it while the communicator is still held."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
 
 
-def _run(start: Start, connection: Connection, mailbox: Mailbox) -> None:
+def _run(start: Start, connection: Connection, mailbox: Mailbox) -> NoReturn:
     stage = importlib.import_module(start.module).LLM
     config = make_config(stage.config_class, start.config)
     tracer = Tracer(config.trace, "rank", start.rank)
@@ -77,6 +76,7 @@ def _run(start: Start, connection: Connection, mailbox: Mailbox) -> None:
             report(Outputs(outputs))
     tracer.close()
     comm.close()
+    end_process(0)
 
 
 def _last_words(error: BaseException) -> Failed:
