@@ -119,6 +119,11 @@ def check_balance(device: torch.device, least: int, most: int) -> None:
         )
 
 
+def own_share(device: torch.device, free: int, size: int) -> int:
+    """Of `free` bytes, what is for one of `size` ranks: a GPU is a rank's own, a CPU's memory is everybody's."""
+    return free if device.type == "cuda" else free // size
+
+
 def rank_device(name: str, rank: int) -> torch.device:
     """Rank r computes on GPU r, or on the CPU. name: "auto", "cpu" or "cuda"."""
     if name == "cpu" or not torch.cuda.is_available():

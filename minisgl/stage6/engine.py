@@ -11,7 +11,7 @@ from minisgl.models.config import ModelConfig
 from minisgl.sampling.sampler import Sampler
 from minisgl.sampling.vocab_parallel import VocabParallelSampler
 from minisgl.stage3.engine import Engine
-from minisgl.stage6.communicators import DistributedCommunicator, check_balance, check_devices, rank_device
+from minisgl.stage6.communicators import DistributedCommunicator, check_balance, check_devices, own_share, rank_device
 from minisgl.stage6.communicators_by_name import check_communicator, make_communicator
 from minisgl.stage6.config import ParallelConfig, check_shares
 
@@ -43,14 +43,14 @@ class RankEngine(Engine):
         return make_communicator(self.config.comm, self.rank, self.config.tp, self.device, self._rendezvous)
 
     def free_memory(self) -> int:
-        """Of the rank that has least; the ranks' GPUs must be about equally free."""
+        """Of the rank that has least, its share; the ranks' GPUs must be about equally free."""
         free = super().free_memory()
         if self._rendezvous is None:
             return free
         assert isinstance(self.comm, DistributedCommunicator)  # from `connect`
         least, most = self.comm.extremes(free)
         check_balance(self.device, least, most)
-        return least
+        return own_share(self.device, least, self.comm.size)
 
     def make_sampler(self) -> Sampler:
         if self.comm.size == 1:

@@ -129,8 +129,11 @@ def test_hazard_12_memory_is_counted_from_the_rank_that_has_least(monkeypatch: p
     comm.extremes = lambda free: (5, 9)  # type: ignore[method-assign]
     engine = object.__new__(RankEngine)
     engine.comm, engine.device, engine._rendezvous = comm, torch.device("cpu"), Path("there")
+    comm.size = 2
+    assert engine.free_memory() == 2, "the ranks on a CPU take from the same 5 bytes"
+    engine.device = torch.device("cuda")
     assert engine.free_memory() == 5
-    engine.device, comm.extremes = torch.device("cuda"), lambda free: (1 << 30, 9 << 30)  # type: ignore[method-assign]
+    comm.extremes = lambda free: (1 << 30, 9 << 30)  # type: ignore[method-assign]
     with pytest.raises(ValueError, match="more than 2 GiB apart"):
         engine.free_memory()
 
