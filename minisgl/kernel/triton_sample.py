@@ -1,4 +1,4 @@
-"""A token for each row of logits in one pass over them, greedy or drawn. Knows nothing of filters or requests.
+"""A token for each row of logits in one pass over them, greedy or drawn. Of filters it knows what they leave.
 
 The reference is `Sampler.draw` over `gumbel_noise`: the same hashes, bit for bit, so the same row gets the same token
 in any batch. What torch does in twenty passes over [rows, vocab] float32 is one read of the logits here.
@@ -18,22 +18,23 @@ from minisgl.sampling.args import BatchSamplingArgs
 _BLOCK = 2048
 
 
-def sample_rows(logits: Tensor, args: BatchSamplingArgs) -> Tensor:
-    """logits: [rows, vocab]; args without filters. Returns int32 [rows]: argmax of logits / temperature + noise, or of
+def sample_rows(logits: Tensor, args: BatchSamplingArgs, floors: Tensor | None = None) -> Tensor:
+    """logits: [rows, vocab]; args, whose filters are not looked at; floors: float32 [rows], see `lowest_logits`.
+    Returns int32 [rows]: argmax of logits / temperature + noise over logits that are not below the row's floor, or of
     the logits for rows that are greedy. The first of equals."""
     tokens = torch.empty(len(logits), dtype=torch.int32, device=logits.device)
-    _launch(logits, args, 0, tokens)
+    _launch(logits, args, floors, 0, tokens)
     return tokens
 
 
 def best_keys(logits: Tensor, args: BatchSamplingArgs, first: int) -> Tensor:
-    """As `sample_rows`, of the columns from token `first` on. Returns `vocab_parallel.sort_keys`, int64 [rows]."""
+    """As `sample_rows`, of all columns from token `first` on. Returns `vocab_parallel.sort_keys`, int64 [rows]."""
     keys = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
-    _launch(logits, args, first, keys)
+    _launch(logits, args, None, first, keys)
     return keys
 
 
-def _launch(logits: Tensor, args: BatchSamplingArgs, first: int, out: Tensor) -> None:
+def _launch(logits: Tensor, args: BatchSamplingArgs, floors: Tensor | None, first: int, out: Tensor) -> None:
     rows, vocab = logits.shape
     parts = triton.cdiv(vocab, _BLOCK)
     best = torch.empty((rows, parts), dtype=torch.float32, device=logits.device)
@@ -43,8 +44,9 @@ def _launch(logits: Tensor, args: BatchSamplingArgs, first: int, out: Tensor) ->
     _best_of_block[(rows, parts)](
         logits, best, index,
         args.temperatures if draws else unused, args.seeds if draws else unused, args.positions if draws else unused,
-        args.greedy.view(torch.int8) if args.greedy is not None else unused,
-        vocab, logits.stride(0), first, draws, args.greedy is not None, _BLOCK, pdl, num_warps=8, launch_pdl=pdl,
+        args.greedy.view(torch.int8) if args.greedy is not None else unused, unused if floors is None else floors,
+        vocab, logits.stride(0), first, draws, args.greedy is not None, floors is not None, _BLOCK, pdl,
+        num_warps=8, launch_pdl=pdl,
     )  # fmt: skip
     keys = out.dtype == torch.int64
     _best_of_row[(rows,)](best, index, out, parts, keys, triton.next_power_of_2(parts), pdl, launch_pdl=pdl)
@@ -52,8 +54,8 @@ def _launch(logits: Tensor, args: BatchSamplingArgs, first: int, out: Tensor) ->
 
 @triton.jit
 def _best_of_block(
-    logits, best, index, temperatures, seeds, positions, greedy, vocab, stride, first,
-    DRAW: tl.constexpr, MIXED: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+    logits, best, index, temperatures, seeds, positions, greedy, floors, vocab, stride, first,
+    DRAW: tl.constexpr, MIXED: tl.constexpr, FLOOR: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
         gdc_launch_dependents()
@@ -61,6 +63,8 @@ def _best_of_block(
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     token = part * BLOCK + tl.arange(0, BLOCK)
     score = tl.load(logits + row * stride + token, mask=token < vocab, other=float("-inf")).to(tl.float32)
+    if FLOOR:
+        score = tl.where(score < tl.load(floors + row), float("-inf"), score)
     if DRAW:
         warm = score * (1 / tl.load(temperatures + row))
         warm += _gumbel(tl.load(seeds + row).to(tl.int64), tl.load(positions + row).to(tl.int64), first + token, PDL)

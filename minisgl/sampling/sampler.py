@@ -18,14 +18,16 @@ from minisgl.sampling.logprobs import logprob_args
 from minisgl.sampling.noise import gumbel_noise
 from minisgl.sampling.penalties import adjustments, asks
 
+_OURS = __name__, TokenFilters.__module__
 _MIN_TEMPERATURE = 1e-6  # colder than this there is nothing left to draw, and float32 would overflow
 
 
 class Sampler:
     def __init__(self, vocab_size: int, device: torch.device, fused: bool = False) -> None:
-        """fused: rows are drawn by one kernel where there is one for the device; the tokens are the same."""
+        """fused: rows are filtered and drawn by kernels if there are any for the device; the tokens are the same."""
         self.vocab_size, self.device = vocab_size, device
-        ours = all(method.__module__ == __name__ for method in (Sampler.argmax, Sampler.draw))  # not a learner's
+        exercises = Sampler.argmax, Sampler.draw, TokenFilters.top_k_threshold, TokenFilters.top_p_threshold
+        ours = all(method.__module__ in _OURS for method in exercises)  # not a learner's
         self.fused = fused and ours and triton_runs(device)
         self.filters = TokenFilters()
         self.token_ids = torch.arange(vocab_size, dtype=torch.int32, device=device)
@@ -107,12 +109,11 @@ class Sampler:
         return drawn if args.greedy is None else torch.where(args.greedy, self.argmax(logits), drawn)
 
     def _sample_fused(self, logits: Tensor, args: BatchSamplingArgs) -> Tensor:
+        from minisgl.kernel.triton_filters import lowest_logits
         from minisgl.kernel.triton_sample import sample_rows
 
-        if args.temperatures is None or (args.top_k is None and args.top_p is None and args.min_p is None):
-            return sample_rows(logits, args)
-        scores = self.filters.apply(logits.float() / args.temperatures[:, None], args)  # a greedy row's: its logits
-        return sample_rows(scores, replace(args, temperatures=torch.ones_like(args.temperatures)))
+        filtered = any(values is not None for values in (args.top_k, args.top_p, args.min_p))
+        return sample_rows(logits, args, lowest_logits(logits, args) if filtered else None)
 
     def argmax(self, logits: Tensor) -> Tensor:
         """The first of the highest: int32 [rows]. By `max`: on a CPU `argmax` takes 4 times as long in bfloat16."""
