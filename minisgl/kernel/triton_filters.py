@@ -112,7 +112,7 @@ def _threshold(
 ):  # fmt: skip
     """`_search` of what was set aside, and if that may lack some that count, of the row, from there on."""
     low = _search(own, 4 * LANES, low, end, limit, peak, scale, MASS, SHIFT, LANES)
-    if hidden >= _value(low, SHIFT):
+    if hidden > _value(low, SHIFT):
         low = _search(source, vocab, low, end, limit, peak, scale, MASS, SHIFT, LANES)
     return low
 
