@@ -79,7 +79,7 @@ def test_every_filter(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("vocab", [1, 3, 700, 4096, 4097])
 def test_small_vocabularies(vocab: int) -> None:
     filters = ({"top_k": 2}, {"top_p": 0.7}, {"min_p": 0.2}, {"top_k": 9, "top_p": 0.5})
-    rows = [{"temperature": 0.8, **f} for f in filters] + [{"temperature": 5.0, "top_p": 0.999}]
+    rows = [{"temperature": 0.8, **f} for f in filters] + [{"temperature": t, "top_p": 0.999} for t in (1e-6, 5.0)]
     check(random(len(rows), vocab), rows)
 
 
