@@ -14,16 +14,21 @@ from small_models import small
 from minisgl.benchmark.kernel_cases import Shape
 from minisgl.benchmark.models import CONFIGS
 from minisgl.benchmark.sampling_cases import CASES
+from minisgl.core.req import Req
+from minisgl.core.sampling_params import SamplingParams
 from minisgl.models.config import ModelConfig
+from minisgl.sampling.sampler import Sampler
 
 ROWS = 3
 SHAPE = Shape(ModelConfig.from_dict(small(CONFIGS["qwen3-0.6b"])), torch.float32, torch.device("cpu"), ROWS, 40, 16)
 ASKED = {"sample_drawn": {}, "sample_top_k": {"top_k": 50}, "sample_top_p": {"top_p": 0.9}}
+ASKED["sample_top_p_flat"] = ASKED["sample_top_p"]
 ASKED["sample_top_k_top_p"] = ASKED["sample_top_k"] | ASKED["sample_top_p"]
 NAMES = {
     "sample_drawn": "sampling_from_probs",
     "sample_top_k": "top_k_sampling_from_probs",
     "sample_top_p": "top_p_sampling_from_probs",
+    "sample_top_p_flat": "top_p_sampling_from_probs",
     "sample_top_k_top_p": "top_k_top_p_sampling_from_probs",
 }
 
@@ -97,3 +102,21 @@ def test_ours_has_the_filters_that_the_name_says(name: str, monkeypatch: pytest.
     nucleus = "top_p" in ASKED[name]
     assert (kept < 45) == nucleus
     assert (kept <= 50) == bool(ASKED[name])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_plain_torch_draws_what_our_filters_leave(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "flashinfer", None)
+    draws, vocab = 3000, SHAPE.config.vocab_size
+    row = torch.linspace(0, 1, vocab)[torch.randperm(vocab, generator=torch.Generator().manual_seed(0))]
+    monkeypatch.setattr(Shape, "random", lambda self, *sizes: row.repeat(draws, 1))
+    torch.manual_seed(0)
+    drawn = CASES[name](SHAPE).forms["torch"]().flatten()  # type: ignore[attr-defined]
+    sampler = Sampler(vocab, SHAPE.device)
+    request = Req(0, torch.zeros(1, dtype=torch.int32), SamplingParams(temperature=0.6, seed=0, **ASKED[name]), 0)
+    apart = sampler.prepare([request]).apart
+    scores = row[None] * (1 if name.endswith("flat") else 3) / 0.6
+    left = scores if apart is None else sampler.filters.apply(scores.clone(), apart.args)
+    assert left[0, drawn].isfinite().all(), "drew what is filtered out"
+    worst = scores.masked_fill(left == -torch.inf, torch.inf)[0].topk(vocab // 20, largest=False).indices
+    assert torch.isin(drawn, worst).any(), "the least likely of those that stay were never drawn"
