@@ -65,7 +65,8 @@ def _best_of_block(
     score = tl.load(logits + row * stride + token, mask=token < vocab, other=float("-inf")).to(tl.float32)
     if FLOOR:
         score = tl.where(score < tl.load(floors + row), float("-inf"), score)
-    if DRAW:
+    any_left = tl.max(score, axis=0) > float("-inf") if FLOOR else True  # a block that has none needs no noise
+    if DRAW and any_left:
         warm = score * (1 / tl.load(temperatures + row))
         warm += _gumbel(tl.load(seeds + row).to(tl.int64), tl.load(positions + row).to(tl.int64), first + token, PDL)
         score = tl.where(tl.load(greedy + row) != 0, score, warm) if MIXED else warm
