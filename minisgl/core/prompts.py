@@ -45,10 +45,17 @@ def _raise_for_bad_id(ids: Sequence[int], vocab_size: int) -> None:
 
 
 def check_prompt(ids: Sequence[int], params: SamplingParams, vocab_size: int, max_seq_len: int) -> None:
-    """Raises ValueError when the request could not be served: empty, too long (ContextLengthExceeded), or ids out of
-    range."""
+    """Raises ValueError when the request could not be served: empty, ids out of range, or too long
+    (ContextLengthExceeded)."""
     if not ids:
         raise ValueError("the prompt is empty: give at least one token")
+    # Types and ends first: token by token it takes half as long again, and nothing runs meanwhile. Of what is too long
+    # anyway, which may be millions, none is looked at.
+    if len(ids) <= max_seq_len and (set(map(type, ids)) != {int} or min(ids) < 0 or max(ids) >= vocab_size):
+        _raise_for_bad_id(ids, vocab_size)
+    for name, token_ids in (("stop_token_ids", params.stop_token_ids), ("logit_bias", params.logit_bias or ())):
+        if token_ids and max(token_ids) >= vocab_size:
+            raise ValueError(f"{name} has token id {max(token_ids)}, over this model's last, {vocab_size - 1}")
     total = len(ids) + params.max_tokens
     if total > max_seq_len:
         remedy = "shorten the prompt" if len(ids) >= max_seq_len else "shorten the prompt or lower max_tokens"
@@ -56,9 +63,3 @@ def check_prompt(ids: Sequence[int], params: SamplingParams, vocab_size: int, ma
             f"{len(ids)} prompt tokens and max_tokens {params.max_tokens} make {total}, over the limit of "
             f"{max_seq_len} (the model's own, or a lower --max-seq-len): {remedy}"
         )
-    # Types and ends first: token by token it takes half as long again, and nothing runs meanwhile.
-    if set(map(type, ids)) != {int} or min(ids) < 0 or max(ids) >= vocab_size:
-        _raise_for_bad_id(ids, vocab_size)
-    for name, token_ids in (("stop_token_ids", params.stop_token_ids), ("logit_bias", params.logit_bias or ())):
-        if token_ids and max(token_ids) >= vocab_size:
-            raise ValueError(f"{name} has token id {max(token_ids)}, over this model's last, {vocab_size - 1}")

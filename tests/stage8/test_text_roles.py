@@ -214,7 +214,7 @@ def test_a_prompt_that_cannot_fit_is_refused_before_the_work_of_encoding_it(
         ({"text": "x" * 10**6}, "context_length_exceeded"),
         ({"token_ids": [1] * 197}, "context_length_exceeded"),
         ({"token_ids": [1] * 150}, "context_length_exceeded"),  # the pool's limit
-        ({"token_ids": [10**6] * 197}, "context_length_exceeded"),  # each id is looked at only if they are few enough
+        ({"token_ids": [10**6] * 201}, "context_length_exceeded"),  # of so many none is looked at
         ({"chat": [{"role": "user", "content": "word " * 300}], "fill_context": True}, "context_length_exceeded"),
         ({"text": ""}, None),
         ({"token_ids": [10**6]}, None),
