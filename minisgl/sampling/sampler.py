@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,6 +21,23 @@ from minisgl.sampling.penalties import adjustments, asks
 
 _OURS = __name__, TokenFilters.__module__
 _MIN_TEMPERATURE = 1e-6  # colder than this there is nothing left to draw, and float32 would overflow
+_NEUTRAL = SamplingParams(temperature=1.0, seed=0)  # of a row that is greedy in a batch that draws
+
+
+class _Drawn(NamedTuple):
+    """Rows that were drawn, and the arguments for it."""
+
+    params: list[SamplingParams]
+    greedy: list[bool]
+    lengths: list[int]
+    args: BatchSamplingArgs
+
+    def next(self, params: list[SamplingParams], greedy: list[bool], lengths: list[int]) -> BatchSamplingArgs | None:
+        """The arguments for these rows if they are the same ones, a token further: without a copy to the device."""
+        grown = lengths == [length + 1 for length in self.lengths]
+        if not grown or params != self.params or greedy != self.greedy or self.args.positions is None:
+            return None
+        return replace(self.args, positions=self.args.positions + 1)
 
 
 class Sampler:
@@ -31,6 +49,7 @@ class Sampler:
         self.fused = fused and ours and triton_runs(device)
         self.filters = TokenFilters()
         self.token_ids = torch.arange(vocab_size, dtype=torch.int32, device=device)
+        self._drawn: _Drawn | None = None  # the last
 
     def prepare(
         self, reqs: Sequence[Req], eos_ids: frozenset[int] = frozenset(), token_pool: Tensor | None = None
@@ -61,8 +80,15 @@ class Sampler:
     def _draws(self, reqs: Sequence[Req], greedy: list[bool]) -> BatchSamplingArgs:
         if all(greedy):
             return BatchSamplingArgs()
-        neutral = SamplingParams(temperature=1.0, seed=0)
-        params = [neutral if g else req.sampling_params for g, req in zip(greedy, reqs, strict=True)]
+        params = [_NEUTRAL if g else req.sampling_params for g, req in zip(greedy, reqs, strict=True)]
+        lengths = [req.device_len for req in reqs]
+        args = self._drawn.next(params, greedy, lengths) if self._drawn else None
+        if args is None:
+            args = self._on_device(reqs, params, greedy)
+        self._drawn = _Drawn(params, greedy, lengths, args)
+        return args
+
+    def _on_device(self, reqs: Sequence[Req], params: list[SamplingParams], greedy: list[bool]) -> BatchSamplingArgs:
         seeds = [p.seed for p in params if p.seed is not None]
         if len(seeds) < len(params):
             unseeded = [req.uid for req, p in zip(reqs, params, strict=True) if p.seed is None]

@@ -108,7 +108,7 @@ class Engine:
         indices, ends = _token_indices(batch)
         table_rows, batch.positions = to_device(indices, self.device)
         batch.out_loc = self.table.device[table_rows, batch.positions]
-        batch.logits_rows = None if batch.phase == "decode" else to_device(ends, self.device)
+        batch.logits_rows = None if ends is None else to_device(ends, self.device)
         batch.attn_metadata = self.attention.prepare_metadata(batch, self.table.device)
         return table_rows, batch.positions
 
@@ -196,12 +196,14 @@ class Engine:
             )
 
 
-def _token_indices(batch: Batch) -> tuple[Tensor, Tensor]:
-    """Row and position of each token, int64 [2, tokens], and the index of each request's last, int64 [padded_reqs]."""
-    numbers = [(req.table_idx, req.cached_len, req.device_len) for req in batch.padded_reqs]
-    rows, starts, ends = torch.tensor(numbers).T  # each [padded_reqs]
+def _token_indices(batch: Batch) -> tuple[Tensor, Tensor | None]:
+    """Row and position of each token, int64 [2, tokens], and the index of each request's last, int64 [padded_reqs];
+    None if each has one."""
+    reqs = batch.padded_reqs
     if batch.phase == "decode":
-        return torch.stack((rows, starts)), ends  # one token each
+        return torch.tensor([[req.table_idx for req in reqs], [req.cached_len for req in reqs]]), None
+    numbers = [(req.table_idx, req.cached_len, req.device_len) for req in reqs]
+    rows, starts, ends = torch.tensor(numbers).T  # each [padded_reqs]
     counts = ends - starts
     last = counts.cumsum(0) - 1
     offsets = (ends - 1 - last).repeat_interleave(counts)  # a token's position less its index in the batch

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWa
 
 from minisgl.core.req import ChunkedReq, Req
 from minisgl.core.sampling_params import SamplingParams
-from minisgl.sampling.args import BatchSamplingArgs
+from minisgl.sampling.args import BatchSamplingArgs, RowsApart
 from minisgl.sampling.filters import TokenFilters
 from minisgl.sampling.sampler import Sampler
 
@@ -189,3 +190,56 @@ def test_draws_follow_the_distribution() -> None:
     assert counts[5] == 0, "a token of probability 0 was drawn"
     possible = expected > 0
     assert float(((counts - expected)[possible] ** 2 / expected[possible]).sum()) < 24.3
+
+
+def rows_that_draw(**more: Any) -> list[Req]:
+    rows = [{"temperature": 0.7, "seed": 3}, {}, {"temperature": 1.0, "seed": 0, **more}]
+    return [
+        Req(uid, torch.arange(4 + uid, dtype=torch.int32), SamplingParams(max_tokens=50, **row), uid)
+        for uid, row in enumerate(rows)
+    ]
+
+
+def same(a: BatchSamplingArgs | None, b: BatchSamplingArgs | None) -> bool:
+    """Of every field, tensors by value."""
+    if a is None or b is None:
+        return a is b
+    for field in dataclasses.fields(a):
+        x, y = getattr(a, field.name), getattr(b, field.name)
+        if isinstance(x, RowsApart) and isinstance(y, RowsApart):
+            if not torch.equal(x.rows, y.rows) or not same(x.args, y.args):
+                return False
+        elif not (torch.equal(x, y) and x.dtype == y.dtype if isinstance(x, torch.Tensor) else x == y):
+            return False
+    return True
+
+
+@pytest.mark.parametrize("filtered", [False, True])
+def test_the_same_rows_a_token_further_take_no_copy(monkeypatch: pytest.MonkeyPatch, filtered: bool) -> None:
+    more = {"top_p": 0.9} if filtered else {}
+    sampler, reqs = Sampler(50, CPU), rows_that_draw(**more)
+    copies: list[int] = []
+    made = Sampler._tensor
+    monkeypatch.setattr(Sampler, "_tensor", lambda self, values, dtype: copies.append(1) or made(self, values, dtype))
+    for step in range(5):
+        args = sampler.prepare(reqs)
+        if not filtered:
+            assert len(copies) == (4 if step == 0 else 0)
+        assert same(args, Sampler(50, CPU).prepare(reqs))
+        copies.clear()
+        for req in reqs:
+            req.complete_one()
+
+
+def test_what_changes_a_batch_makes_its_arguments_anew() -> None:
+    a, b, c = (
+        Req(uid, torch.arange(5, dtype=torch.int32), SamplingParams(**row), uid)  # type: ignore[arg-type]
+        for uid, row in enumerate([{"temperature": 0.7, "seed": 3}, {"temperature": 1.0, "seed": 0}, {}])
+    )
+    sampler = Sampler(50, CPU)
+    steps = [[a, b], [a, b], [a, c], [b, a], [a, b, c], [b], [a], [a, a]]
+    for number, step in enumerate([*steps, *steps[::-1]]):
+        for _ in range(2):  # the second time with the lengths of the first
+            assert same(sampler.prepare(step), Sampler(50, CPU).prepare(step)), number
+        for req in (a, b, c):
+            req.complete_one()
