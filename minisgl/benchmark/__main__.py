@@ -30,6 +30,7 @@ from minisgl.benchmark import (
     simulate,
     simulation_error,
     stages,
+    tune_linear,
     tune_moe,
 )
 from minisgl.core.cli import fail
@@ -47,6 +48,7 @@ COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None], Run]] 
     "kernels": ("the parts of a step, each beside plain torch", kernels.add_arguments, kernels.main),
     "all_reduce": ("every way to add up what ranks have", all_reduce.add_arguments, all_reduce.main),
     "scaling": ("what was recorded with more and more ranks", scaling.add_arguments, scaling.main),
+    "tune-linear": ("which kernels suit large products on this GPU", tune_linear.add_arguments, tune_linear.main),
     "tune-moe": ("how experts are best cut into tiles on this GPU", tune_moe.add_arguments, tune_moe.main),
     "ablation": ("offline, with one optimisation after another off", ablation.add_arguments, ablation.main),
     "record-trace": (

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from minisgl.core.context import Context
 from minisgl.core.protocols import AttentionBackend
-from minisgl.kernel.linear import linear, linear_in_halves
 from minisgl.kernel.triton_runs import triton_runs
 from minisgl.layers.activation import SiluAndMul
 from minisgl.layers.embedding import VocabParallelEmbedding
@@ -23,18 +22,8 @@ from minisgl.layers.linear import LinearRowParallel, LocalLinear
 from minisgl.layers.norm import RMSNorm, RMSNormFused
 from minisgl.layers.rotary import RotaryEmbedding, Rotation
 from minisgl.models.blocks import CausalLM, DecoderLayer, GatedMLP, RopeAttention
+from minisgl.models.fuse_linear import fast_product, halves, is_better_halved
 from minisgl.moe.layer import MoELayer
-
-# With a bias torch asks cublasLt, which chooses better for few rows: on an H200 Llama-3.1-8B's down_proj takes 33 µs
-# for 32 to 96 rows instead of 35 to 38, the sum of a layer's four products 2 to 5 % less. Others are as fast or slower.
-_FEW_ROWS = range(24, 113)
-_LARGE_WEIGHT = 1 << 24
-
-# Of these rows the tiles of one result leave a third or more of the multiprocessors without work, and there are enough
-# for two of half the inputs each: down_proj of 224 rows takes 51.5 µs whole and 37.7 in halves, o_proj 20.2 and 13.2, a
-# whole step of 128 to 256 rows 1 to 3 % less. With fewer rows no step was seen to gain.
-_ROWS_FOR_HALVES = range(113, 257)
-_MOST_OUTPUTS = 4096
 
 
 def fuse(model: CausalLM, attention: AttentionBackend, device: torch.device) -> bool:
@@ -52,14 +41,14 @@ def fuse(model: CausalLM, attention: AttentionBackend, device: torch.device) -> 
         if type(module) in kernels:
             _replace(module, "forward", partial(kernels[type(module)], module))
         elif isinstance(module, LocalLinear):
-            _replace(module, "product", partial(_product, module, _no_bias(module.weight)))
+            _replace(module, "product", fast_product(module))
         elif isinstance(module, DecoderLayer) and _is_plain(module):
             _replace(module, "forward", partial(_layer, module))
         elif isinstance(module, VocabParallelEmbedding) and _is_ours(type(module).forward):
             _replace(module, "forward", partial(_embed, module))
     for layer in _summed_by_a_norm(model):
-        if layer.comm.size == 1 and _is_better_halved(layer):
-            _replace(layer, "product", partial(_halves, layer, layer.product))
+        if layer.comm.size == 1 and is_better_halved(layer):
+            _replace(layer, "product", halves(layer))
     if hasattr(attention, "attend_cached"):
         rotary = model.model.rotary_emb
         for module in model.modules():
@@ -146,34 +135,6 @@ def _layer(
         return mlp(x), residual
     gated, residual = norm_gemv(x, residual, norm.weight, norm.eps, mlp.gate_up_proj.weight, silu=True)
     return mlp.down_proj(gated), residual
-
-
-def _no_bias(weight: Tensor) -> Tensor | None:
-    """A bias of zeros, for weights that are large enough to gain from one."""
-    return weight.new_zeros(weight.shape[0]) if weight.numel() >= _LARGE_WEIGHT else None
-
-
-def _product(layer: LocalLinear, no_bias: Tensor | None, x: Tensor, bias: Tensor | None) -> Tensor:
-    from minisgl.kernel.triton_linear import gemv
-
-    if bias is None and len(x) == 1:
-        return gemv(x, layer.weight)
-    if bias is None and len(x) in _FEW_ROWS:
-        bias = no_bias
-    return linear(x, layer.weight, bias)
-
-
-def _is_better_halved(layer: LocalLinear) -> bool:
-    weight, (outputs, inputs) = layer.weight, layer.weight.shape
-    rows_begin_at_16_bytes = inputs % 16 == 0 and weight.itemsize == 2
-    return (
-        rows_begin_at_16_bytes and layer.bias is None and outputs <= _MOST_OUTPUTS and weight.numel() >= _LARGE_WEIGHT
-    )
-
-
-def _halves(layer: LocalLinear, whole: Callable[..., Tensor], x: Tensor, bias: Tensor | None) -> Tensor:
-    """As `product`, or [2, rows, outputs] whose sum that is."""
-    return linear_in_halves(x, layer.weight) if len(x) in _ROWS_FOR_HALVES else whole(x, bias)
 
 
 def _replace(module: nn.Module, method: str, kernel: Callable[..., Any]) -> None:

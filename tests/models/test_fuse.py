@@ -11,7 +11,8 @@ from torch import Tensor
 from minisgl.layers.linear import LinearReplicated
 from minisgl.layers.norm import RMSNorm
 from minisgl.layers.rotary import Rotation
-from minisgl.models.fuse import _halves, _is_better_halved, _no_bias, _product, fuse, layers_are_ours
+from minisgl.models.fuse import fuse, layers_are_ours
+from minisgl.models.fuse_linear import fast_product, halves, is_better_halved
 from minisgl.sampling import sampler
 from minisgl.sampling.sampler import Sampler
 
@@ -49,16 +50,15 @@ def test_a_product_is_the_same_however_many_rows_choose_its_kernel(rows: int) ->
     layer = LinearReplicated(4096, 4096, bias=False).to("cuda", torch.bfloat16)
     torch.nn.init.normal_(layer.weight, std=1 / 64)
     x = torch.randn(rows, 4096, dtype=torch.bfloat16, device="cuda")
-    found = _product(layer, _no_bias(layer.weight), x, None)
+    found = fast_product(layer)(x, None)
     expected = x.double() @ layer.weight.double().T
     assert float((found - expected).norm() / expected.norm()) < 4e-3
-    assert _no_bias(layer.weight[:4095]) is None, "smaller ones gain nothing"
 
 
 def test_which_products_are_made_in_halves() -> None:
     def better(outputs: int, inputs: int, bias: bool = False, dtype: torch.dtype = torch.bfloat16) -> bool:
         with torch.device("meta"):
-            return _is_better_halved(LinearReplicated(inputs, outputs, bias).to(dtype))
+            return is_better_halved(LinearReplicated(inputs, outputs, bias).to(dtype))
 
     assert better(4096, 4096)
     assert better(4096, 14336)
@@ -70,11 +70,11 @@ def test_which_products_are_made_in_halves() -> None:
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize(("rows", "halves"), [(1, False), (112, False), (113, True), (256, True), (257, False)])
-def test_for_which_rows(rows: int, halves: bool) -> None:
+@pytest.mark.parametrize(("rows", "in_halves"), [(1, False), (112, False), (113, True), (256, True), (257, False)])
+def test_for_which_rows(rows: int, in_halves: bool) -> None:
     layer = LinearReplicated(64, 32, bias=False)
     torch.nn.init.normal_(layer.weight)
     x = torch.randn(rows, 64)
-    found = _halves(layer, layer.product, x, None)
-    assert found.dim() == (3 if halves else 2)
-    torch.testing.assert_close(found.sum(0) if halves else found, layer(x))
+    found = halves(layer)(x, None)
+    assert found.dim() == (3 if in_halves else 2)
+    torch.testing.assert_close(found.sum(0) if in_halves else found, layer(x))

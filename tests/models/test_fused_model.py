@@ -68,8 +68,8 @@ def test_a_fused_model_is_the_model(architecture: str, halves: bool, monkeypatch
     monkeypatch.setattr(fuse, "triton_runs", lambda device: True)
     monkeypatch.setattr("minisgl.attention.triton_attention.decode_splits", lambda *_: 2)  # 32 take long to interpret
     if halves:
-        monkeypatch.setattr(fuse, "_ROWS_FOR_HALVES", range(2, 100))
-        monkeypatch.setattr(fuse, "_is_better_halved", lambda layer: layer.bias is None)
+        monkeypatch.setattr("minisgl.models.fuse_linear.ROWS_FOR_HALVES", range(2, 100))
+        monkeypatch.setattr(fuse, "is_better_halved", lambda layer: layer.bias is None)
     config = ModelConfig.from_dict({"architectures": [architecture], **SHAPE, **HEADS})
     model = create_model(config, NoCommunicator(), 16, torch.float32, DEVICE)
     allocate(model, torch.float32, DEVICE)
