@@ -69,7 +69,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _shapes(subject: Target) -> list[tuple[int, int]]:
-    """[outputs, inputs] of the layers' large weights, the largest first. Without the head: it is one product of a step."""
+    """[outputs, inputs] of the layers' large weights, largest first. The head is left out: one product of a step."""
     model = create_model(subject.model_config, NoCommunicator(), 1, subject.dtype, torch.device("cpu"))  # on meta
     layers = [layer for layer in model.model.modules() if isinstance(layer, LocalLinear) and layer.bias is None]
     shapes = {(layer.weight.shape[0], layer.weight.shape[1]) for layer in layers}
