@@ -28,11 +28,11 @@ class LogprobArgs:
     prompts: PromptTokens | None
     max_top: int  # the most that any row or prompt wants
 
-    def measure(self, logits: Tensor, token_ids: Tensor) -> Tensor:
-        """logits: [rows, vocab] of the batch, as the model gave them; token_ids: int32 [rows], what was sampled.
-        Returns int32 [n, 1 + 2 * max_top], see `measure`."""
+    def measure(self, logits: Tensor, token_ids: Tensor, gather: Callable[[Tensor], Tensor]) -> Tensor:
+        """logits: [rows, local_vocab] of the batch, as the model gave them; token_ids: int32 [rows], what was sampled;
+        gather: all columns of some rows. Returns int32 [n, 1 + 2 * max_top], see `measure`."""
         groups = self.rows.split(_ROWS_AT_ONCE)
-        return torch.cat([measure(logits[rows], token_ids[rows], self.max_top) for rows in groups])
+        return torch.cat([measure(gather(logits[rows]), token_ids[rows], self.max_top) for rows in groups])
 
 
 @dataclass(frozen=True, eq=False)

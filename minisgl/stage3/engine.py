@@ -130,7 +130,7 @@ class Engine:
             logits, measured = self._run_with_prompts(batch, wanted.prompts)
             of_prompts = [measured]
         next_tokens = self.sampler.sample(logits[: batch.size], args)  # [reqs]
-        of_tokens = wanted.measure(self.model.lm_head.gather(logits), next_tokens)
+        of_tokens = wanted.measure(logits, next_tokens, self.model.lm_head.gather)
         parts = next_tokens, *(part.flatten() for part in (of_tokens, *of_prompts))
         host, copy_done = host_copy(torch.cat(parts))
         measured_host = host[batch.size :].view(-1, 1 + 2 * wanted.max_top)  # [sampled + prompt tokens, ...]

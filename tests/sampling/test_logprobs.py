@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from minisgl.core.req import ChunkedReq, Req
 from minisgl.core.sampling_params import SamplingParams
@@ -13,6 +14,10 @@ from minisgl.sampling.logprobs import LogprobsOnHost
 from minisgl.sampling.sampler import Sampler
 
 CPU = torch.device("cpu")
+
+
+def as_they_are(logits: Tensor) -> Tensor:
+    return logits
 
 
 def req(length: int, **params: Any) -> Req:
@@ -28,7 +33,7 @@ def test_of_the_models_logits_before_anything_changes_them(dtype: torch.dtype) -
     args = sampler.prepare(asking)
     assert args.logprobs is not None
     tokens = sampler.sample(logits, args)
-    sampled, prompts = LogprobsOnHost(args.logprobs, args.logprobs.measure(logits, tokens)).read()
+    sampled, prompts = LogprobsOnHost(args.logprobs, args.logprobs.measure(logits, tokens, as_they_are)).read()
     assert list(sampled) == [0, 2, 3]
     assert prompts == {}
     expected = logits.double().log_softmax(dim=1)
@@ -45,8 +50,14 @@ def test_more_rows_than_are_measured_at_once() -> None:
     logits = torch.randn(300, 40, generator=torch.Generator().manual_seed(0))
     args = Sampler(40, CPU).prepare([req(2, logprobs=row % 3) if row % 4 else req(2) for row in range(300)])
     assert args.logprobs is not None
-    tokens = torch.arange(300, dtype=torch.int32) % 40
-    sampled = LogprobsOnHost(args.logprobs, args.logprobs.measure(logits, tokens)).read()[0]
+    tokens, gathered = torch.arange(300, dtype=torch.int32) % 40, []
+
+    def gather(rows: Tensor) -> Tensor:
+        gathered.append(len(rows))
+        return rows
+
+    sampled = LogprobsOnHost(args.logprobs, args.logprobs.measure(logits, tokens, gather)).read()[0]
+    assert gathered == [128, 97], "ranks exchange the rows that are asked for, and no others"
     expected = logits.double().log_softmax(dim=1)
     assert list(sampled) == [row for row in range(300) if row % 4]
     for row, found in sampled.items():
@@ -83,7 +94,7 @@ def test_a_small_vocabulary_has_no_more() -> None:
     sampler = Sampler(3, CPU)
     args = sampler.prepare([req(1, logprobs=20)])
     assert args.logprobs is not None
-    measured = args.logprobs.measure(torch.tensor([[0.0, 2.0, 1.0]]), torch.tensor([0], dtype=torch.int32))
+    measured = args.logprobs.measure(torch.tensor([[0.0, 2.0, 1.0]]), torch.tensor([0], dtype=torch.int32), as_they_are)
     found = LogprobsOnHost(args.logprobs, measured).read()[0][0]
     assert [token_id for token_id, _ in found.top] == [1, 2, 0]
 
