@@ -167,7 +167,7 @@ viz.layer_on_ranks(config, 3)
 # %% [markdown]
 # A decode step of one request hardly computes: it reads the rank's weights, all but the embedding, of which it needs a
 # row. So what a meeting costs is counted against reading. Llama 3.1 8B on two H200s, of which each reads some 4.3 TB a
-# second; the sum of one token's 4,096 values takes 13.5 µs by NCCL and 7.2 µs by a kernel of ours (measured on
+# second; the sum of one token's 4,096 values takes 14.9 µs by NCCL and 4.9 µs by a kernel of ours (measured on
 # 2026-11-30: [how ranks add up](../chapters/stage6_tensor_parallel/communicators.md#which-is-the-fastest)).
 #
 # **Predict:** how many GB of weights does rank 0 read in a step? Which share of its time goes into the sums?
@@ -190,7 +190,7 @@ layer = 2 * layer_weights(llama_8b, 0, 2)
 sums = 2 * llama_8b.num_layers + 1
 reading = read / 4.3e12
 print(f"rank 0 reads {read / 1e9:.1f} GB a step, {layer / 1e9:.2f} GB a layer: {1e3 * reading:.2f} ms")
-for way, micros in {"NCCL": 13.5, "one-shot": 7.2}.items():
+for way, micros in {"NCCL": 14.9, "one-shot": 4.9}.items():
     meeting = sums * micros / 1e6
     print(f"{sums} sums by {way}: {1e3 * meeting:.2f} ms, {meeting / (reading + meeting):.0%} of rank 0's time")
 assert (round(read / 1e9, 1), round(layer / 1e9, 2), sums) == (7.5, 0.22, 65)
