@@ -1,6 +1,6 @@
 """Measures which of cuBLASLt's configurations suit a model's large products on this GPU, and writes down what gains.
 
-python -m minisgl.benchmark tune-linear --model llama-3.1-8b [--choices FILE]
+python -m minisgl.benchmark tune-linear --model llama-3.1-8b [--tp N] [--choices FILE]
 
 For each shape of a weight and each number of rows: all that the library accepts, a call or two each; then the few best
 in a graph, beside what the package takes without a table. Several weights take turns, so that they come from memory.
@@ -36,6 +36,13 @@ CLUSTERS = 2, 3, 4, 5  # one multiprocessor, or two or four that share: 1x1, 2x1
 GAIN = 0.98  # of the time without a table: what is less than 2 % faster is noise
 
 
+class _First(NoCommunicator):
+    """Of so many ranks, for shapes: it meets nobody."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--choices", type=Path, default=TABLE, metavar="FILE", help="JSON; other GPUs' entries stay")
     add_engine_arguments(parser)
@@ -50,12 +57,18 @@ def main(args: argparse.Namespace) -> int:
             f"tune-linear runs on an NVIDIA GPU in bfloat16, not in {subject.dtype} on {name} with cuBLASLt "
             f"{cublaslt.version() or '(none)'}"
         )
+    try:
+        _write(args.choices, name, {})  # what cannot be written is said before minutes of measuring
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"--choices {args.choices}: {error}; name a file of this command's that can be written"
+        ) from None
     rows = [["weight", "rows", "µs", "best", "configuration"]]
     for outputs, inputs in _shapes(subject):
         chosen: dict[int, str] = {}
         for count in ROWS:
             print(f"{outputs}x{inputs}, {count} rows ...", file=sys.stderr, flush=True)
-            if (found := _measure(count, outputs, inputs, subject.device)) is None:
+            if (found := _measure(count, outputs, inputs, subject)) is None:
                 continue
             usual, best, configuration = found
             numbers = " ".join(map(str, configuration)) if best < GAIN * usual else "-"
@@ -69,17 +82,19 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _shapes(subject: Target) -> list[tuple[int, int]]:
-    """[outputs, inputs] of the layers' large weights, largest first. The head is left out: one product of a step."""
-    model = create_model(subject.model_config, NoCommunicator(), 1, subject.dtype, torch.device("cpu"))  # on meta
+    """[outputs, inputs] of rank 0's large weights, largest first. The head is left out: one product of a step."""
+    ranks = _First(subject.config.tp)
+    model = create_model(subject.model_config, ranks, 1, subject.dtype, torch.device("cpu"))  # on meta
     layers = [layer for layer in model.model.modules() if isinstance(layer, LocalLinear) and layer.bias is None]
     shapes = {(layer.weight.shape[0], layer.weight.shape[1]) for layer in layers}
     return sorted((s for s in shapes if s[0] * s[1] >= LARGE_WEIGHT), key=lambda s: -s[0] * s[1])
 
 
-def _measure(rows: int, outputs: int, inputs: int, device: torch.device) -> tuple[float, float, Configuration] | None:
-    """Seconds without a table, with the best configuration, and that; None for what is made in halves."""
+def _measure(rows: int, outputs: int, inputs: int, subject: Target) -> tuple[float, float, Configuration] | None:
+    """Seconds without a table, with the best configuration, and that; None for what one rank makes in halves."""
+    device = subject.device
     layer = LinearReplicated(inputs, outputs, bias=False).to(device, torch.bfloat16)
-    if is_better_halved(layer) and rows in ROWS_FOR_HALVES:
+    if subject.config.tp == 1 and is_better_halved(layer) and rows in ROWS_FOR_HALVES:
         return None
     copies = 2 + CACHE_BYTES // layer.weight.nbytes
     weights = itertools.cycle([torch.empty_like(layer.weight).normal_(std=inputs**-0.5) for _ in range(copies)])

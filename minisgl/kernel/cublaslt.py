@@ -1,6 +1,6 @@
 """x Wᵀ in bfloat16 by cuBLASLt, with a configuration that the caller names. Knows no layer, and not which one is best.
 
-torch's products come from the same library, which has a rule for every shape: of some thousand configurations (how a
+torch's products come from the same library, which has a rule for every shape: of thousands of configurations (how a
 result is cut into tiles, how many multiprocessors share what they read) it takes one. Through ctypes any of them can be
 asked for; torch has the library loaded already, and no compiler is needed. Numbers are those of NVIDIA's cublasLt.h.
 """

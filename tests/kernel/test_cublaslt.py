@@ -1,17 +1,20 @@
-"""Products by a named configuration of cuBLASLt, the table of those that gain, and the command that writes it."""
+"""Products by a named configuration of cuBLASLt, and the table of those that gain."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from ctypes import c_void_p
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import pytest
 import torch
+from cublaslt_stand_in import StandIn
 
 from minisgl.benchmark import tune_linear
-from minisgl.benchmark.__main__ import main
-from minisgl.kernel import cublaslt
+from minisgl.kernel import cublaslt, cublaslt_choices
 from minisgl.kernel.cublaslt import Configuration, Product
 from minisgl.kernel.cublaslt_choices import STEP, TABLE, choices, plans_for
 
@@ -20,12 +23,92 @@ NUMBERS = "66 35 221 5 6"
 ANY = Configuration(66, 35, 221, 5, 6)
 
 
+class NamedProduct(NamedTuple):
+    rows: int
+    outputs: int
+    inputs: int
+    device: torch.device
+
+
 @pytest.fixture
 def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(cublaslt, "version", lambda: 130100)
     path = tmp_path / "choices.json"
     path.write_text(json.dumps({"A GPU": {"version": 130100, "products": {"64x32": {"16": NUMBERS}}}}))
     return path
+
+
+@pytest.fixture
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> StandIn:
+    offers = [{0: 66, 6: 35, 1: tile, 8: 5, 5: 2} for tile in (2, 1)]
+    library = StandIn(offers)
+    monkeypatch.setattr(cublaslt, "library", lambda: library)
+    monkeypatch.setattr(cublaslt, "_handle", lambda device: c_void_p(12345))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=7))
+    return library
+
+
+def test_a_plan_is_the_product_by_the_kernel_that_was_named(stand_in: StandIn) -> None:
+    product, named = Product(5, 24, 16, torch.device("cpu")), Configuration(66, 35, 1, 5, 3)
+    plans = [product.plan(configuration) for configuration in (named, named._replace(option=2))]
+    x, weight = torch.randn(5, 16).bfloat16(), torch.randn(24, 16).bfloat16()
+    for plan in plans:
+        assert plan is not None
+        torch.testing.assert_close(plan(x, weight), (x.float() @ weight.float().T).bfloat16())
+    assert stand_in.ran == [[66, 1, 0, 0, 0, 3, 35, 0, 5], [66, 1, 0, 0, 0, 2, 35, 0, 5]]
+    assert stand_in.streams == [7, 7], "the one that a graph is recorded on"
+
+
+def test_no_plan_is_one_that_needs_memory_or_is_not_there(stand_in: StandIn) -> None:
+    product = Product(5, 24, 16, torch.device("cpu"))
+    assert product.plan(ANY._replace(tile=5)) is None
+    assert product.plan(ANY._replace(tile=3)) is None
+
+
+def test_what_is_offered_and_may_be_asked_for(stand_in: StandIn) -> None:
+    product = Product(5, 24, 16, torch.device("cpu"))
+    expected = [Configuration(66, 35, 2, 5, 2), Configuration(66, 35, 1, 5, 2)]
+    assert product.offered() == expected
+    assert product.offered(most=1) == expected[:1]
+    assert product.tiles(ANY) == [1, 2, 5]
+    assert product.options(ANY) == range(4)
+    accepted = [configuration for configuration, _ in tune_linear._accepted(product)]
+    assert {(c.tile, c.cluster, c.option) for c in accepted} == {(1, c, o) for c in (2, 3, 4, 5) for o in range(4)}
+
+
+def test_an_error_of_the_library_is_named(stand_in: StandIn) -> None:
+    with pytest.raises(RuntimeError, match=r"cublasLtMatmulAlgoInit .* gave status 7"):
+        Product(5, 24, 16, torch.device("cpu")).plan(ANY._replace(algorithm=67))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"device": torch.device("cpu")},
+        {"dtype": torch.float16},
+        {"is_contiguous": lambda: False},
+        {"data_ptr": lambda: 264},
+    ],
+)
+def test_which_weights_have_plans(other: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cublaslt_choices, "_plans", lambda *sizes: dict.fromkeys([16], sizes))
+    of = {"device": torch.device("cuda", 1), "dtype": torch.bfloat16, "shape": torch.Size([64, 32])}
+    of |= {"is_contiguous": lambda: True, "data_ptr": lambda: 256}
+    assert plans_for(SimpleNamespace(**of)) == {16: (64, 32, torch.device("cuda", 1))}
+    assert plans_for(SimpleNamespace(**of | other)) == {}
+
+
+def test_eight_rows_fewer_take_the_same_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Sizes(NamedProduct):
+        def plan(self, configuration: Configuration) -> Any:
+            return (*self, configuration) if self.rows != 24 else None
+
+    monkeypatch.setattr(cublaslt_choices, "Product", Sizes)
+    monkeypatch.setattr(cublaslt_choices, "choices", lambda name, *shape: {16: ANY, 32: ANY._replace(tile=9)})
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "A GPU")
+    device = torch.device("cuda", 9)
+    expected = {8: (8, 64, 32, device, ANY), 16: (16, 64, 32, device, ANY)}
+    assert cublaslt_choices._plans(64, 32, device) == {**expected, 32: (32, 64, 32, device, ANY._replace(tile=9))}
 
 
 def test_a_choice_is_by_gpu_and_sizes(table: Path) -> None:
@@ -41,26 +124,6 @@ def test_another_version_may_mean_another_kernel(table: Path, monkeypatch: pytes
 
 def test_a_weight_that_is_not_on_a_gpu_has_none() -> None:
     assert plans_for(torch.empty(28672, 4096, dtype=torch.bfloat16, device="meta")) == {}
-
-
-def test_what_is_measured_again_takes_the_place_of_what_was(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    other = {"version": 130100, "products": {}}
-    tune_linear._write(table, "Another", {})
-    tune_linear._write(table, "A GPU", {"64x32": {32: NUMBERS}, "8x8": {16: NUMBERS}})
-    products = {"64x32": {"32": NUMBERS}, "8x8": {"16": NUMBERS}}
-    assert json.loads(table.read_text()) == {"A GPU": {"version": 130100, "products": products}, "Another": other}
-    monkeypatch.setattr(cublaslt, "version", lambda: 130200)
-    tune_linear._write(table, "A GPU", {})
-    assert json.loads(table.read_text())["A GPU"] == {"version": 130200, "products": {}}, "of another version"
-
-
-def test_without_a_gpu_there_is_nothing_to_tune(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(SystemExit, match="2"):
-        main(["tune-linear"])
-    assert "runs on an NVIDIA GPU in bfloat16" in capsys.readouterr().err
 
 
 def shipped() -> Iterator[tuple[str, int, int, int]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from torch import Tensor
 from minisgl.layers.linear import LinearReplicated
 from minisgl.layers.norm import RMSNorm
 from minisgl.layers.rotary import Rotation
+from minisgl.models import fuse_linear
 from minisgl.models.fuse import fuse, layers_are_ours
 from minisgl.models.fuse_linear import fast_product, halves, is_better_halved
 from minisgl.sampling import sampler
@@ -53,6 +56,28 @@ def test_a_product_is_the_same_however_many_rows_choose_its_kernel(rows: int) ->
     found = fast_product(layer)(x, None)
     expected = x.double() @ layer.weight.double().T
     assert float((found - expected).norm() / expected.norm()) < 4e-3
+
+
+@torch.inference_mode()
+def test_a_planned_kernel_is_for_its_rows_and_what_it_can_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    one_row = SimpleNamespace(gemv=lambda x, weight: "gemv")
+    monkeypatch.setitem(sys.modules, "minisgl.kernel.triton_linear", one_row)
+    monkeypatch.setattr(fuse_linear, "LARGE_WEIGHT", 64 * 32)
+    monkeypatch.setattr(fuse_linear, "plans_for", lambda weight: {1: None, 16: lambda x, weight: "planned"})
+    layer, bias = LinearReplicated(32, 64, bias=False), torch.ones(64)
+    torch.nn.init.normal_(layer.weight)
+    product, x = fast_product(layer), torch.randn(17, 32)
+
+    assert product(x[:16], None) == "planned"
+    assert product(x[:1], None) == "gemv"
+    torch.testing.assert_close(product(x, None), layer(x))
+    torch.testing.assert_close(product(x[:16], bias), layer(x[:16]) + 1)
+    for unreadable in (torch.randn(32, 16).T, torch.randn(16 * 32 + 1)[1:].view(16, 32)):
+        torch.testing.assert_close(product(unreadable, None), layer(unreadable))
+    torch.testing.assert_close(fast_product(layer, tuned=False)(x[:16], None), layer(x[:16]))
+    smaller = LinearReplicated(31, 64, bias=False)
+    torch.nn.init.normal_(smaller.weight)
+    torch.testing.assert_close(fast_product(smaller)(x[:16, :31].contiguous(), None), smaller(x[:16, :31]))
 
 
 def test_which_products_are_made_in_halves() -> None:
