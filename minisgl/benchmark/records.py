@@ -39,6 +39,17 @@ def record(bench: str, model: str, setting: str, metric: str, unit: str, value: 
     }
 
 
+def check_writable(path: Path, flag: str) -> None:
+    """Before minutes of measuring. Raises ValueError unless a JSON object is there, or none yet, and can be written."""
+    try:
+        text = path.read_text(encoding="utf-8") if path.exists() else "{}\n"
+        if not isinstance(json.loads(text), dict):
+            raise ValueError("it holds something else than a JSON object")
+        path.write_text(text, encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{flag} {path}: {error}; name a file of this command's, or a new one") from error
+
+
 def machine() -> str:
     if torch.cuda.is_available():
         return f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}"

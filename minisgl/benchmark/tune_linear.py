@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from minisgl.benchmark.kernels import seconds
-from minisgl.benchmark.records import table
+from minisgl.benchmark.records import check_writable, table
 from minisgl.benchmark.target import Target, add_engine_arguments, target
 from minisgl.core.protocols import NoCommunicator
 from minisgl.kernel import cublaslt
@@ -57,12 +57,7 @@ def main(args: argparse.Namespace) -> int:
             f"tune-linear runs on an NVIDIA GPU in bfloat16, not in {subject.dtype} on {name} with cuBLASLt "
             f"{cublaslt.version() or '(none)'}"
         )
-    try:
-        _write(args.choices, name, {})  # what cannot be written is said before minutes of measuring
-    except (OSError, ValueError) as error:
-        raise ValueError(
-            f"--choices {args.choices}: {error}; name a file of this command's that can be written"
-        ) from None
+    check_writable(args.choices, "--choices")
     rows = [["weight", "rows", "µs", "best", "configuration"]]
     for outputs, inputs in _shapes(subject):
         chosen: dict[int, str] = {}

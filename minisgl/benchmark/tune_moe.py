@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from minisgl.benchmark.kernels import seconds
-from minisgl.benchmark.records import table
+from minisgl.benchmark.records import check_writable, table
 from minisgl.benchmark.target import Target, add_engine_arguments, target
 from minisgl.kernel.triton_moe_tiles import TABLE, Product, Tiles
 from minisgl.kernel.triton_runs import triton_runs
@@ -81,6 +81,7 @@ def main(args: argparse.Namespace) -> int:
             f"tune-moe runs on a GPU, with experts in 16 bits: not {subject.name} in {subject.dtype} on {name}; "
             "give --model qwen3-30b-a3b"
         )
+    check_writable(args.tiles, "--tiles")
     weights = _make_weights(subject)
     rows, entries = [["tokens", "rows", "gate_up", "µs", "down", "µs", "GB/s"]], []
     for tokens in TOKENS:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from minisgl.benchmark import tune_linear
+from minisgl.benchmark import tune_linear, tune_moe
 from minisgl.benchmark.__main__ import main
 from minisgl.kernel import cublaslt
 from minisgl.kernel.cublaslt import Configuration
@@ -19,6 +19,7 @@ from minisgl.kernel.cublaslt_choices import choices
 NUMBERS = "66 35 221 5 6"
 ANY = Configuration(66, 35, 221, 5, 6)
 LLAMA = ["tune-linear", "--model", "llama-3.1-8b", "--dtype", "bfloat16"]
+TUNE_MOE = ["tune-moe", "--model", "qwen3-30b-a3b", "--dtype", "bfloat16"]
 
 
 def test_without_a_gpu_there_is_nothing_to_tune(
@@ -79,17 +80,27 @@ def test_what_one_rank_makes_in_halves_is_left_out(
     assert tune_linear._measure(rows, 64, 32, subject) == ((2.0, 1.0, ANY) if measured else None)
 
 
-@pytest.mark.parametrize("content", [None, "not JSON"])
+@pytest.mark.parametrize(("command", "flag"), [(LLAMA, "--choices"), (TUNE_MOE, "--tiles")])
+@pytest.mark.parametrize("content", [None, "not JSON", "[]"])
 def test_a_file_that_cannot_be_written_is_refused_before_anything_is_measured(
-    gpu: None, tmp_path: Path, content: str | None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    gpu: None,
+    tmp_path: Path,
+    command: list[str],
+    flag: str,
+    content: str | None,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     path = tmp_path / ("there" if content else "not/there")
     if content:
         path.write_text(content)
-    monkeypatch.setattr(tune_linear, "_measure", lambda *sizes: pytest.fail("measured"))
+    monkeypatch.setattr(tune_moe, "triton_runs", lambda device: True)
+    for module, measures in ((tune_linear, "_measure"), (tune_moe, "_make_weights")):
+        monkeypatch.setattr(module, measures, lambda *sizes: pytest.fail("measured"))
     with pytest.raises(SystemExit, match="2"):
-        main([*LLAMA, "--choices", str(path)])
-    assert f"--choices {path}: " in capsys.readouterr().err
+        main([*command, flag, str(path)])
+    assert f"{flag} {path}: " in capsys.readouterr().err
+    assert not content or path.read_text() == content
 
 
 def test_what_is_measured_again_takes_the_place_of_what_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
