@@ -174,3 +174,21 @@ def test_what_the_library_offers_and_what_it_has_not() -> None:
     assert first.tile in product.tiles(first)
     assert first.option in product.options(first)
     assert product.plan(first._replace(tile=100_000)) is None
+
+
+@pytest.mark.gpu
+@needs_a_gpu
+@torch.inference_mode()
+def test_a_plan_is_recorded_in_a_graph() -> None:
+    device = torch.device("cuda", torch.cuda.current_device())
+    product = Product(48, 512, 256, device)
+    plan = product.plan(product.offered()[0])
+    assert plan is not None
+    x, weight = (torch.randn(n, 256, dtype=torch.bfloat16, device=device) for n in (48, 512))
+    plan(x, weight)  # loads the kernel
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = plan(x, weight)
+    x.normal_()
+    graph.replay()
+    torch.testing.assert_close(found, x @ weight.T, atol=0.3, rtol=0.02)
