@@ -2,8 +2,9 @@
 
 python -m minisgl.benchmark tune-linear --model llama-3.1-8b [--tp N] [--choices FILE]
 
-For each shape of a weight and each number of rows: all that the library accepts, a call or two each; then the few best
-in a graph, beside what the package takes without a table. Several weights take turns, so that they come from memory.
+For each shape of a weight and each number of rows: all that the library accepts of the algorithms that its rule offers,
+a call or two each; then the few best in a graph, beside what the package takes without a table. Several weights take
+turns, so that they come from memory.
 """
 
 from __future__ import annotations
