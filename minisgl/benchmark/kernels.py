@@ -44,8 +44,10 @@ def main(args: argparse.Namespace) -> int:
     subject = target(args)
     names = args.only.split(",") if args.only else list(CASES)
     unknown = [name for name in names if name not in CASES]
-    if unknown or min([args.context, *args.batch]) < 1:
-        raise ValueError(f"--batch and --context must be at least 1, and --only of {', '.join(CASES)}")
+    if unknown:
+        raise ValueError(f"--only {','.join(unknown)}: there are {', '.join(CASES)}")
+    if (least := min([args.context, *args.batch])) < 1:
+        raise ValueError(f"--batch and --context must be at least 1, not {least}")
     set_threads(subject.config.threads)
     bandwidth = args.bandwidth * 1e9 if args.bandwidth else read_bandwidth(subject.device)
     rows, saved = [HEADER], []

@@ -55,8 +55,8 @@ def main(args: argparse.Namespace) -> int:
     name = torch.cuda.get_device_name() if torch.cuda.is_available() else "a CPU"
     if subject.device.type != "cuda" or subject.dtype != torch.bfloat16 or not cublaslt.version():
         raise ValueError(
-            f"tune-linear runs on an NVIDIA GPU in bfloat16, not in {subject.dtype} on {name} with cuBLASLt "
-            f"{cublaslt.version() or '(none)'}"
+            f"tune-linear needs an NVIDIA GPU, bfloat16 and cuBLASLt, and here are {name}, {subject.dtype} and "
+            f"{cublaslt.version() or 'none'}"
         )
     check_writable(args.choices, "--choices")
     rows = [["weight", "rows", "µs", "best", "configuration"]]

@@ -1,7 +1,7 @@
 """The product of one row with a weight: a GEMV. Knows no layers.
 
 One row makes a product all reading of weights. cuBLAS takes 13 µs for Qwen3-0.6B's 2048 x 1024 projection on an H200,
-of which reading is 1: few of its blocks have work. This takes 3.3.
+of which reading is 1: few of its blocks have work. This takes 2.3.
 """
 
 from __future__ import annotations

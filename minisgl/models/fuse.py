@@ -1,7 +1,7 @@
 """Fast kernels for a model that is loaded: which layer's arithmetic each of them does. Knows no engine.
 
 A layer's own methods are the reference, and what a CPU runs. On a GPU a decode step of them is launches more than
-work (a norm alone is five kernels), so here single objects get one kernel in their place; the classes stay as they are.
+work (a norm alone is eight), so here single objects get one kernel in their place; the classes stay as they are.
 """
 
 from __future__ import annotations
