@@ -55,7 +55,7 @@ def main(args: argparse.Namespace) -> int:
     name = torch.cuda.get_device_name() if torch.cuda.is_available() else "a CPU"
     if subject.device.type != "cuda" or subject.dtype != torch.bfloat16 or not cublaslt.version():
         raise ValueError(
-            f"tune-linear needs an NVIDIA GPU, bfloat16 and cuBLASLt, and here are {name}, {subject.dtype} and "
+            f"tune-linear runs on an NVIDIA GPU in bfloat16 with cuBLASLt, and here are {name}, {subject.dtype} and "
             f"{cublaslt.version() or 'none'}"
         )
     check_writable(args.choices, "--choices")
