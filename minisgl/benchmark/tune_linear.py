@@ -58,9 +58,14 @@ def main(args: argparse.Namespace) -> int:
             f"tune-linear runs on an NVIDIA GPU in bfloat16 with cuBLASLt, and here are {name}, {subject.dtype} and "
             f"{cublaslt.version() or 'none'}"
         )
+    if not (shapes := _shapes(subject)):
+        raise ValueError(
+            f"{subject.name} has no weight of {LARGE_WEIGHT} elements or more on a rank of {subject.config.tp}, so no "
+            "product to tune: give a larger --model, or a smaller --tp"
+        )
     check_writable(args.choices, "--choices")
     rows = [["weight", "rows", "µs", "best", "configuration"]]
-    for outputs, inputs in _shapes(subject):
+    for outputs, inputs in shapes:
         chosen: dict[int, str] = {}
         for count in ROWS:
             print(f"{outputs}x{inputs}, {count} rows ...", file=sys.stderr, flush=True)

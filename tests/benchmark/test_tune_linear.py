@@ -54,6 +54,16 @@ def test_what_gains_is_written(gpu: None, tmp_path: Path, monkeypatch: pytest.Mo
     assert list(json.loads(path.read_text())["A GPU"]["products"]) == shapes
 
 
+def test_a_model_of_small_weights_has_nothing_to_tune(
+    gpu: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "choices.json"
+    with pytest.raises(SystemExit, match="2"):
+        main(["tune-linear", "--model", "qwen3-0.6b", "--dtype", "bfloat16", "--choices", str(path)])
+    assert "qwen3-0.6b has no weight of 16777216 elements or more" in capsys.readouterr().err
+    assert not path.exists(), "nor is anything written"
+
+
 def test_two_ranks_have_products_of_their_own(gpu: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     monkeypatch.setattr(tune_linear, "_measure", lambda rows, outputs, inputs, subject: asked.append((outputs, inputs)))
