@@ -102,8 +102,11 @@ def wakes_up_in_every_step(run: Run) -> bool:
 
 
 def sends_nothing_before_the_end(run: Run) -> bool:
+    """Of the first answer to end: when the clients' requests come in two steps, another ends in a later one."""
     first = min(event.ts for event in run.events if event.name == "Step")
-    return first > max(event.ts for event in run.events if event.name == "forward")
+    forwards = [event for event in run.events if event.name == "forward"]
+    computed = sum(event.ts + (event.duration or 0) <= first for event in forwards)
+    return computed >= BUGS["16"].params["max_tokens"]
 
 
 SYMPTOMS: dict[str, tuple[Callable[[Run], bool], bool]] = {  # and whether the answers stay right
